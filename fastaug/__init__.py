@@ -1,0 +1,32 @@
+"""fastaug: image classifiers trained through K random views of every image at once."""
+
+from fastaug.batch import ViewBatch
+from fastaug.config import TrainConfig
+from fastaug.kernels import available_kernels, register_kernel
+from fastaug.objectives import ObjectiveTerms, objective, pairwise_kl
+
+__version__ = "0.1.0"
+__all__ = [
+    "ObjectiveTerms",
+    "TrainConfig",
+    "ViewBatch",
+    "available_kernels",
+    "build_loader",
+    "build_model",
+    "objective",
+    "pairwise_kl",
+    "register_kernel",
+]
+
+
+def __getattr__(name: str) -> object:
+    # On first use: the objectives then need torch alone, without Pillow and timm.
+    if name == "build_loader":
+        from fastaug.loaders import build_loader
+
+        return build_loader
+    if name == "build_model":
+        from fastaug.models import build_model
+
+        return build_model
+    raise AttributeError(f"module 'fastaug' has no attribute {name!r}")

@@ -1,0 +1,32 @@
+"""fastaug COMMAND ...: the same as python -m fastaug.COMMAND ..."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+from fastaug import cli
+from fastaug.errors import ConfigError, suggest
+
+COMMANDS = {"train": "train a classifier", "evaluate": "measure a checkpoint"}
+
+
+def main(args: Sequence[str]) -> int:
+    if not args or args[0] in ("-h", "--help"):
+        print("usage: fastaug COMMAND [flags]; fastaug COMMAND --help lists the flags\n")
+        print("\n".join(f"  {name:10} {text}" for name, text in COMMANDS.items()))
+        return 0
+    command, *rest = args
+    if command not in COMMANDS:
+        raise ConfigError(f"no command {command!r}: {suggest(command, COMMANDS)}")
+    return importlib.import_module(f"fastaug.{command}").main(rest)
+
+
+def script() -> None:
+    """The console script."""
+    sys.exit(cli.run(main))
+
+
+if __name__ == "__main__":
+    script()

@@ -1,0 +1,276 @@
+"""The settings of a run, as values. Every check of a value is here, and nowhere else."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from fastaug.errors import ConfigError, suggest
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Train an image classifier on K random views of every image at once."""
+
+    recipe: str = "shapes"
+    """Named set of defaults for all other flags (fastaug/recipes.py lists them)."""
+
+    # --- data ---
+    data: str = "shapes"
+    """"shapes" (built in), a folder with train/ and val/ or test/ of class folders, CIFAR-10/100 in
+    python format (folder or .tar.gz), or an .npz with images and labels."""
+    loader: Literal["torch"] = "torch"
+    """What decodes the images and makes the views."""
+    workers: int = -1
+    """Loader processes; 0: none, in the training process; -1: one less than the cores, 1 to 8."""
+    size: int = 32
+    """Side of a view in pixels."""
+    views: int = 4
+    """K, the number of random views of each image in a step."""
+    batch_size: int = 64
+    """Views in an optimiser step in all: batch-size / views unique images."""
+    augment: Literal["none", "crop-flip", "randaugment"] = "crop-flip"
+    """What makes a view. none: the central crop; randaugment: crop, flip and RandAugment."""
+    crop: Literal["resized", "pad"] = "resized"
+    """resized: random area and aspect ratio; pad: reflect 4 pixels around, crop --size (CIFAR)."""
+    crop_area: tuple[float, float] = (0.08, 1.0)
+    """Smallest and largest share of the image's area in a resized crop."""
+    randaugment_layers: int = 4
+    """N, the operations that RandAugment applies one after another."""
+    randaugment_magnitude: float = 5.0
+    """M, the strength of RandAugment's operations, 0 to 10."""
+    normalise: Literal["imagenet", "cifar"] = "imagenet"
+    """Whose channel means and deviations the views are normalised with."""
+
+    # --- model ---
+    model: str = "wrn-16-1"
+    """wrn-D-W, nf_resnet26, nf_resnet50, nf_resnet101, nfnet_f0, resnet18, or timm/NAME."""
+    dropout: float = 0.0
+    """Dropout rate before the last layer (nf_resnet, nfnet and timm models)."""
+    stochastic_depth: float = 0.0
+    """Stochastic depth rate of the deepest block (nf_resnet, nfnet and timm models)."""
+
+    # --- objective ---
+    average: Literal["losses", "probs", "logits"] = "losses"
+    """What is averaged over the views of an image."""
+    kl_weight: float = 1.0
+    """Weight of the pairwise KL between the views of an image; 0 is without the regulariser."""
+    label_smoothing: float = 0.0
+    """Share of the target spread evenly over the classes."""
+    kernel: str = "auto"
+    """Loss kernel: auto, a registered name, or package.module:attribute."""
+
+    # --- optimiser ---
+    epochs: int = 10
+    """Passes over the training images; the schedule ends with the last one."""
+    max_steps: int = 0
+    """Stop after this many optimiser steps in all, schedule unchanged; 0 is no limit."""
+    lr: float = 0.1
+    """Learning rate, before --lr-scaling and --schedule."""
+    lr_scaling: Literal["none", "unique-images"] = "none"
+    """unique-images: lr is multiplied by the unique images in a step, as the paper's WRNs do."""
+    schedule: Literal["halving", "cosine", "warmup-cosine"] = "cosine"
+    """halving: constant for half of the steps, then halved ten times, evenly spaced."""
+    warmup_epochs: float = 5.0
+    """Epochs of linear warm-up of the warmup-cosine schedule."""
+    momentum: float = 0.9
+    """SGD momentum."""
+    nesterov: bool = False
+    """Nesterov momentum."""
+    weight_decay: float = 5e-4
+    """Decay of the weights; gains, biases and SkipInit scalars have none."""
+    optimiser: Literal["sgd", "apex"] = "sgd"
+    """sgd: torch's fused SGD; apex: NVIDIA apex's FusedSGD (needs a GPU)."""
+    accumulate: int = 1
+    """Parts that an optimiser step is computed in, to save memory."""
+    ema: float = 0.0
+    """Decay of an exponential moving average of the weights, used in evaluation; 0 is off."""
+
+    # --- evaluation ---
+    eval_every: int = 1
+    """Evaluate after every so many epochs, and always after the last."""
+    eval_views: int = 2
+    """Views of each test image for the invariance after an epoch; 0 is the central crop alone."""
+    tta: int = 8
+    """Views of each test image in the final evaluation; 0 is the central crop alone."""
+
+    # --- machine ---
+    device: str = "auto"
+    """auto, cpu, cuda, or cuda:N."""
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Arithmetic of the network; the last layer and the loss are always fp32."""
+    compile: bool = False
+    """Compile the network with torch.compile."""
+    seed: int = 0
+    """Seed of the initial weights, the order of the images and the views."""
+
+    # --- run ---
+    out: str = ""
+    """Run folder; default: runs/RECIPE-DATE-TIME."""
+    resume: str = ""
+    """Continue from a run folder or checkpoint; auto: from the newest run, or from --out."""
+    log_every: int = 20
+    """Steps between two readings of the metrics from the device."""
+    checkpoint_every: int = 0
+    """Steps between two checkpoints; 0 is after every epoch alone."""
+    debug: bool = False
+    """Show the traceback of an error."""
+
+    def __post_init__(self) -> None:
+        _check_choices(self)
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= least):
+                raise ConfigError(f"{flag(name)} must be at least {least}, got {value}")
+        for name in _BELOW_ONE:
+            if not 0 <= (value := getattr(self, name)) < 1:
+                raise ConfigError(f"{flag(name)} must be at least 0 and below 1, got {value}")
+        low, high = self.crop_area
+        if not 0 < low <= high <= 1:
+            raise ConfigError(f"--crop-area takes 0 < LOW <= HIGH <= 1, got {low} {high}")
+        if (magnitude := self.randaugment_magnitude) > 10:
+            raise ConfigError(f"--randaugment-magnitude must be between 0 and 10, got {magnitude}")
+        if self.nesterov and self.momentum == 0:
+            raise ConfigError("--nesterov needs a --momentum above 0")
+        if self.schedule == "warmup-cosine" and self.warmup_epochs >= self.epochs:
+            raise ConfigError(
+                f"--warmup-epochs must be below --epochs ({self.epochs}), got {self.warmup_epochs}"
+            )
+        self.images_per_part()
+
+    @property
+    def images_per_step(self) -> int:
+        """Unique images in an optimiser step over all ranks."""
+        return self.batch_size // self.views
+
+    def images_per_part(self, ranks: int = 1) -> int:
+        """Unique images in one forward pass of one rank."""
+        unit = self.views * self.accumulate * ranks
+        below = self.batch_size // unit * unit
+        if below != self.batch_size:
+            factors = f"--views ({self.views})"
+            factors += f" x --accumulate ({self.accumulate})" if self.accumulate > 1 else ""
+            factors += f" x ranks ({ranks})" if ranks > 1 else ""
+            nearest = " or ".join(str(size) for size in (below, below + unit) if size > 0)
+            raise ConfigError(
+                f"--batch-size counts views, so it must be a multiple of {factors}; "
+                f"got {self.batch_size}, nearest: {nearest}"
+            )
+        return self.batch_size // unit
+
+    def to_dict(self) -> dict[str, Any]:
+        """The settings as plain values, for JSON and checkpoints."""
+        return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self).items()}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> TrainConfig:
+        known = {field.name for field in fields(cls)}
+        if unknown := sorted(set(values) - known):
+            raise ConfigError(
+                f"unknown setting {unknown[0]!r}: {suggest(unknown[0], known)} "
+                "(written by another version of fastaug?)"
+            )
+        plain: dict[str, Any] = {
+            n: tuple(v) if isinstance(v, list) else v for n, v in values.items()
+        }
+        return cls(**plain)
+
+    def differences(self, other: TrainConfig) -> list[str]:
+        """Settings that would make the rest of the run another training, with both values."""
+        return [
+            f"{flag(field.name)} {getattr(self, field.name)} (here: {getattr(other, field.name)})"
+            for field in fields(self)
+            if field.name not in _FREE_ON_RESUME
+            and getattr(self, field.name) != getattr(other, field.name)
+        ]
+
+
+@dataclass(frozen=True)
+class EvaluateConfig:
+    """Evaluate a checkpoint: everything is rebuilt from the checkpoint alone."""
+
+    checkpoint: str
+    """Checkpoint file (best.pt, last.pt) or run folder (its best.pt)."""
+    tta: int = -1
+    """Views of each test image; 0: the central crop alone, -1: as in the run's final evaluation."""
+    data: str = ""
+    """Other data to evaluate on, with the same classes; default: what it was trained on."""
+    batch_size: int = 256
+    """Views in one forward pass."""
+    workers: int = -1
+    """Loader processes; 0: none, in this process; -1: one less than the cores, 1 to 8."""
+    device: str = "auto"
+    """auto, cpu, cuda, or cuda:N."""
+    precision: Literal["as-trained", "fp32", "bf16", "fp16"] = "as-trained"
+    """Arithmetic of the network."""
+    seed: int = 0
+    """Seed of the views."""
+    out: str = ""
+    """Write the results to this JSON file too."""
+    debug: bool = False
+    """Show the traceback of an error."""
+
+    def __post_init__(self) -> None:
+        _check_choices(self)
+        for name, least in (("tta", -1), ("batch_size", 1), ("workers", -1), ("seed", 0)):
+            if getattr(self, name) < least:
+                raise ConfigError(
+                    f"{flag(name)} must be at least {least}, got {getattr(self, name)}"
+                )
+
+
+def flag(name: str) -> str:
+    """A field's name as it is typed: kl_weight -> --kl-weight."""
+    return "--" + name.replace("_", "-")
+
+
+def _check_choices(config: TrainConfig | EvaluateConfig) -> None:
+    """The values of Literal fields, for configs that were not made by the command line."""
+    for name, kind in get_type_hints(type(config)).items():
+        if get_origin(kind) is Literal and (value := getattr(config, name)) not in get_args(kind):
+            allowed = suggest(str(value), get_args(kind))
+            raise ConfigError(f"{flag(name)} cannot be {value!r}: {allowed}")
+
+
+_LEAST: dict[str, float] = {
+    "workers": -1,
+    "size": 8,
+    "views": 1,
+    "batch_size": 1,
+    "randaugment_layers": 1,
+    "randaugment_magnitude": 0,
+    "kl_weight": 0,
+    "epochs": 1,
+    "max_steps": 0,
+    "lr": 0,
+    "warmup_epochs": 0,
+    "weight_decay": 0,
+    "accumulate": 1,
+    "eval_every": 1,
+    "eval_views": 0,
+    "tta": 0,
+    "seed": 0,
+    "log_every": 1,
+    "checkpoint_every": 0,
+}
+_BELOW_ONE = ("label_smoothing", "dropout", "stochastic_depth", "momentum", "ema")
+# Where a run lives and how it is watched, and what computes the same thing elsewhere or faster. The
+# data may have moved: the loader's state checks that it is the same set.
+_FREE_ON_RESUME = {
+    "data",
+    "loader",
+    "workers",
+    "kernel",
+    "max_steps",
+    "eval_every",
+    "eval_views",
+    "tta",
+    "device",
+    "compile",
+    "out",
+    "resume",
+    "log_every",
+    "checkpoint_every",
+    "debug",
+}

@@ -1,0 +1,73 @@
+"""The built-in data set: ten classes of drawn shapes, 2,500 JPEG files, made on first use."""
+
+import os
+import shutil
+import sys
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from fastaug.data.shapes_drawing import OUTLINES, draw_picture
+from fastaug.errors import DataError
+
+VERSION = 1
+"""Part of the folder's name and of every seed: a change of the drawing takes a new one."""
+
+CLASSES = tuple(sorted(OUTLINES))
+IMAGES_PER_CLASS = {"train": 200, "test": 50}
+
+
+def ensure_shapes(cache_dir: Path | None = None) -> Path:
+    """The folder with {train,test}/<class>/NNNN.jpg; makes it (about 7 s) where it is missing."""
+    root = (cache_dir or _default_cache_dir()) / f"shapes-v{VERSION}"
+    try:
+        if not root.is_dir():
+            _make_whole(root, IMAGES_PER_CLASS)
+    except OSError as error:
+        raise DataError(
+            f"cannot write the built-in data set to {root} ({error.strerror or error}); "
+            "set FASTAUG_CACHE to a folder that can be written"
+        ) from error
+    return root
+
+
+def _default_cache_dir() -> Path:
+    if own := os.environ.get("FASTAUG_CACHE"):
+        return Path(own).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fastaug"
+
+
+def _make_whole(root: Path, images_per_class: Mapping[str, int]) -> None:
+    """Write to a sibling of `root` and rename it, so that `root` is whole whenever it exists."""
+    count = len(CLASSES) * sum(images_per_class.values())
+    unfinished = root.with_name(f".{root.name}-{uuid.uuid4().hex}")
+    try:
+        unfinished.mkdir(parents=True)
+        print(f"fastaug: making the built-in data set, {count} images in {root}", file=sys.stderr)
+        _write_images(unfinished, images_per_class)
+        unfinished.rename(root)
+    except OSError:
+        # Another process was first: its set is the same, byte for byte.
+        if not root.is_dir():
+            raise
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _write_images(root: Path, images_per_class: Mapping[str, int]) -> None:
+    for split, count in images_per_class.items():
+        for shape in CLASSES:
+            folder = root / split / shape
+            folder.mkdir(parents=True)
+            for number in range(count):
+                picture = draw_picture(shape, picture_rng(split, shape, number))
+                picture.save(folder / f"{number:04d}.jpg", quality=90)
+
+
+def picture_rng(split: str, shape: str, number: int) -> np.random.Generator:
+    """A picture depends on its own name alone, not on those made before it."""
+    return np.random.default_rng(
+        [VERSION, list(IMAGES_PER_CLASS).index(split), CLASSES.index(shape), number]
+    )

@@ -1,0 +1,160 @@
+"""Data sources: what --data names, as two image sets. Each wrong layout has its own message."""
+
+from __future__ import annotations
+
+import tarfile
+import zipfile
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from fastaug.data.cifar import ARCHIVES, cifar_folder, read_cifar, read_cifar_tar
+from fastaug.data.images import ImageSet
+from fastaug.data.shapes import ensure_shapes
+from fastaug.errors import DataError
+
+Split = Literal["train", "test"]
+
+_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff", ".gif"}
+_FOLDERS = {"train": ("train",), "test": ("val", "test")}
+_ARRAYS = {
+    "train": (("train_images", "train_labels"), ("x_train", "y_train"), ("images", "labels")),
+    "test": (
+        ("test_images", "test_labels"),
+        ("x_test", "y_test"),
+        ("val_images", "val_labels"),
+    ),
+}
+_HELD_OUT = 10
+"""Every tenth image of each class is the test set of an .npz that has none."""
+
+
+def open_source(data: str) -> tuple[ImageSet, ImageSet]:
+    """The training and the test images of --data, checked against each other."""
+    train, test = open_split(data, "train"), open_split(data, "test")
+    check_classes(test, train.classes, train.name)
+    return train, test
+
+
+def check_classes(images: ImageSet, classes: tuple[str, ...], owner: str) -> None:
+    """Refuse a set whose classes are not those of the owner, by name and by order."""
+    if images.classes == classes:
+        return
+    extra = sorted(set(images.classes) - set(classes))
+    missing = sorted(set(classes) - set(images.classes))
+    parts = [f"{images.name} has {_few(extra)} more"] if extra else []
+    parts += [f"{images.name} lacks {_few(missing)}"] if missing else []
+    raise DataError(
+        f"the classes of {owner} and {images.name} differ: {'; '.join(parts) or 'another order'}"
+    )
+
+
+def open_split(data: str, split: Split) -> ImageSet:
+    """One split of --data."""
+    if not data:
+        raise DataError("this recipe has no data of its own: give --data PATH")
+    if data == "shapes":
+        return _open_folder(ensure_shapes(), split)
+    path = Path(data).expanduser()
+    if not path.exists():
+        raise DataError(f"--data {data}: no such file or folder (and not the built-in 'shapes')")
+    if path.is_dir():
+        images = read_cifar(found, split) if (found := cifar_folder(path)) else None
+        images = images or _open_folder(path, split)
+    elif path.suffix == ".npz":
+        images = _open_npz(path, split)
+    elif path.name.endswith((".tar.gz", ".tgz", ".tar")):
+        try:
+            images = read_cifar_tar(path, split)
+        except (tarfile.TarError, EOFError, OSError) as error:
+            raise DataError(f"{path}: not a readable tar archive ({error})") from error
+    else:
+        raise DataError(
+            f"--data {data}: not a kind of data that is known; give a folder of class folders, "
+            f"CIFAR's {' or '.join(ARCHIVES)}, or an .npz"
+        )
+    if len(images) == 0:
+        raise DataError(f"{images.name}: no images")
+    if len(images.classes) < 2:
+        raise DataError(f"{images.name}: only one class ({images.classes[0]}); two are the least")
+    return images
+
+
+def _open_folder(root: Path, split: Split) -> ImageSet:
+    folder = next((root / name for name in _FOLDERS[split] if (root / name).is_dir()), None)
+    if folder is None:
+        wanted = " or ".join(f"{name}/" for name in _FOLDERS[split])
+        raise DataError(
+            f"{root}: no folder {wanted} in it; class folders go into train/ and into val/ or test/"
+        )
+    classes = sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
+    if not classes:
+        raise DataError(f"{folder}: no class folders in it (one folder for each class of images)")
+    files, labels = [], []
+    for label, name in enumerate(classes):
+        found = sorted(f for f in (folder / name).rglob("*") if f.suffix.lower() in _SUFFIXES)
+        if not found:
+            raise DataError(f"{folder / name}: no images in it ({', '.join(sorted(_SUFFIXES))})")
+        files += found
+        labels += [label] * len(found)
+    return ImageSet(str(folder), tuple(classes), np.array(labels, np.int64), tuple(files))
+
+
+def _open_npz(path: Path, split: Split) -> ImageSet:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            images, labels, held_out = _npz_arrays(path, file, split)
+            # The training labels number the classes, for both splits alike.
+            highest = int(_npz_arrays(path, file, "train")[1].max(initial=0))
+            names = file.get("classes")
+    except (zipfile.BadZipFile, EOFError, OSError, ValueError) as error:
+        raise DataError(f"{path}: not a readable .npz ({error})") from error
+    if images.ndim == 3 or (images.ndim == 4 and images.shape[-1] == 1):
+        images = np.repeat(images.reshape(*images.shape[:3], 1), 3, axis=-1)
+    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[-1] != 3:
+        raise DataError(
+            f"{path}: images must be uint8 of shape [N, H, W, 3] or [N, H, W], "
+            f"got {images.dtype} of shape {list(images.shape)}"
+        )
+    labels = labels.reshape(-1) if labels.ndim == 2 and labels.shape[1] == 1 else labels
+    if labels.shape != images.shape[:1] or not np.issubdtype(labels.dtype, np.integer):
+        raise DataError(
+            f"{path}: labels must be integers of shape [{len(images)}], one for each image, "
+            f"got {labels.dtype} of shape {list(labels.shape)}"
+        )
+    labels = labels.astype(np.int64)
+    classes = tuple(str(i) for i in range(highest + 1)) if names is None else tuple(map(str, names))
+    if len(labels) and not 0 <= labels.min() <= labels.max() < len(classes):
+        raise DataError(
+            f"{path}: {split} labels must be 0 to {len(classes) - 1}, as in training; "
+            f"got {labels.min()} to {labels.max()}"
+        )
+    if held_out:
+        keep = _held_out(labels) == (split == "test")
+        images, labels = images[keep], labels[keep]
+    return ImageSet(f"{path} ({split})", classes, labels, array=images)
+
+
+def _npz_arrays(path: Path, file: np.lib.npyio.NpzFile, split: Split) -> tuple:
+    """images, labels, and whether the test set must be held out of them."""
+    for images, labels in _ARRAYS[split]:
+        if images in file and labels in file:
+            alone = not any(name in file for name, _ in _ARRAYS["test"])
+            return file[images], file[labels], alone
+    if split == "test":
+        return _npz_arrays(path, file, "train")
+    takes = ", ".join("/".join(pair) for side in _ARRAYS.values() for pair in side)
+    raise DataError(f"{path}: no arrays of images and labels; has {_few(file.files)}; {takes}")
+
+
+def _held_out(labels: np.ndarray) -> np.ndarray:
+    """[N] bool: every tenth image of each class."""
+    out = np.zeros(len(labels), bool)
+    for label in np.unique(labels):
+        out[np.flatnonzero(labels == label)[_HELD_OUT - 1 :: _HELD_OUT]] = True
+    return out
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

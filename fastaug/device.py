@@ -1,0 +1,68 @@
+"""Where and in what arithmetic the network runs."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+
+import torch
+
+from fastaug.errors import ConfigError
+
+log = logging.getLogger("fastaug")
+
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def resolve_device(name: str) -> torch.device:
+    """--device as a torch device that is there."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"--device must be auto, cpu, cuda or cuda:N, got {name!r}") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(
+            f"--device {name}: torch {torch.__version__} finds no CUDA GPU here; "
+            "use --device cpu, or check the driver with nvidia-smi"
+        )
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(
+            f"--device {name}: this machine has {torch.cuda.device_count()} GPU(s), from cuda:0"
+        )
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"--device must be auto, cpu, cuda or cuda:N, got {name!r}")
+    return device
+
+
+def avoid_broken_cpu_arithmetic(device: torch.device, precision: str) -> None:
+    """Call before the first bf16 or fp16 operation on a CPU.
+
+    Some virtual machines announce a matrix unit (AMX) and do not describe it; torch's oneDNN then
+    dies of an illegal instruction at the first bf16 product. A child process tries one; if it dies,
+    oneDNN is told to do without. It reads the variable when it is first used, so this comes first.
+    """
+    if device.type != "cpu" or precision not in _DTYPES or "ONEDNN_MAX_CPU_ISA" in os.environ:
+        return
+    probe = multiprocessing.get_context("fork").Process(target=_multiply, args=(precision,))
+    probe.start()
+    probe.join()
+    if probe.exitcode != 0:
+        os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE_FP16"
+        log.info(
+            "%s: the matrix unit (AMX) of this CPU does not work here; going without", precision
+        )
+
+
+def _multiply(precision: str) -> None:
+    torch.set_num_threads(1)
+    matrix = torch.ones(64, 64, dtype=_DTYPES[precision])
+    torch.mm(matrix, matrix)
+
+
+def autocast(device: torch.device, precision: str) -> torch.autocast:
+    """The context of the network's forward pass."""
+    dtype = _DTYPES.get(precision)
+    return torch.autocast(device.type, dtype=dtype or torch.bfloat16, enabled=dtype is not None)

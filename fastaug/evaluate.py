@@ -1,0 +1,58 @@
+"""python -m fastaug.evaluate CHECKPOINT: accuracy, test-time augmentation and invariance."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from fastaug import cli
+from fastaug.checkpoint import evaluated_weights, load_checkpoint
+from fastaug.config import EvaluateConfig, TrainConfig
+from fastaug.console import measure_rows, show_table
+from fastaug.data.sources import check_classes, open_split
+from fastaug.device import avoid_broken_cpu_arithmetic, resolve_device
+from fastaug.evaluation import evaluate
+from fastaug.models import build_configured_model
+from fastaug.telemetry import environment, write_json
+
+
+def main(args: Sequence[str]) -> int:
+    options = cli.parse(EvaluateConfig, args, prog="python -m fastaug.evaluate")
+    path = Path(options.checkpoint).expanduser()
+    path = path / "best.pt" if path.is_dir() else path
+    state = load_checkpoint(path)
+    config = TrainConfig.from_dict(state["config"])
+    config = replace(
+        config,
+        data=options.data or config.data,
+        workers=options.workers,
+        seed=options.seed,
+        precision=config.precision if options.precision == "as-trained" else options.precision,
+        tta=config.tta if options.tta < 0 else options.tta,
+    )
+    images = open_split(config.data, "test")
+    check_classes(images, tuple(state["classes"]), str(path))
+    device = resolve_device(options.device)
+    avoid_broken_cpu_arithmetic(device, config.precision)
+    model = build_configured_model(config, len(images.classes))
+    model.load_state_dict(evaluated_weights(state))
+    measures = evaluate(
+        model.to(device), images, config, device, views=config.tta, batch_size=options.batch_size
+    )
+    rows = [
+        ("checkpoint", f"{path} (step {state['step']:,})"),
+        ("data", f"{images.name}, {len(images):,} images"),
+        *measure_rows(measures, config.tta),
+    ]
+    show_table("fastaug evaluate", rows)
+    if options.out:
+        result = {"checkpoint": str(path), "data": images.name, "tta": config.tta}
+        result |= {"measures": measures, "environment": environment(device)}
+        write_json(Path(options.out), result)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(cli.run(main))

@@ -1,0 +1,46 @@
+"""Ctrl-C and SIGTERM as a request that the training loop answers when it can save."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from types import FrameType
+from typing import Any
+
+
+class Interrupted(Exception):
+    """A signal asked the run to end; exit_code is the shell's convention for it."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(signal.Signals(signum).name)
+        self.exit_code = 128 + signum
+
+
+class InterruptRequest:
+    """Within the context the first signal is noted and the second one ends the process at once."""
+
+    def __init__(self) -> None:
+        self._signum = 0
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> InterruptRequest:
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            self._previous[signum] = signal.signal(signum, self._note)
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        for signum, handler in self._previous.items():
+            signal.signal(signum, handler)
+
+    def check(self) -> None:
+        """Raise Interrupted if a signal has come."""
+        if self._signum:
+            raise Interrupted(self._signum)
+
+    def _note(self, signum: int, _frame: FrameType | None) -> None:
+        if self._signum:
+            os._exit(128 + signum)
+        self._signum = signum
+        name = signal.Signals(signum).name
+        print(f"\n{name}: saving, then ending; once more to end at once", file=sys.stderr)

@@ -1,0 +1,77 @@
+"""A model by its name."""
+
+import re
+from difflib import get_close_matches
+
+import torch
+from torch import nn
+
+from fastaug.config import TrainConfig
+from fastaug.errors import ConfigError
+from fastaug.models.nf import TIMM_NAMES, build_nf
+from fastaug.models.resnet18 import ResNet18
+from fastaug.models.timm_models import build_timm
+from fastaug.models.wrn import WideResNet
+
+WRN_NAME = re.compile(r"wrn-(\d+)-(\d+)")
+SUGGESTIONS = ("wrn-16-4", "wrn-16-8", "wrn-16-16", "wrn-22-4", "wrn-28-4", *TIMM_NAMES, "resnet18")
+
+
+def build_model(
+    name: str,
+    num_classes: int,
+    *,
+    dropout: float = 0.0,
+    stochastic_depth: float = 0.0,
+    image_size: int | None = None,
+) -> nn.Module:
+    """An untrained network: images [N, 3, H, W] -> logits [N, C], fp32 under autocast too.
+
+    name: wrn-DEPTH-WIDTH, nf_resnet26, nf_resnet50, nf_resnet101, nfnet_f0, resnet18, or timm/NAME.
+    dropout: before the last layer; neither wrn nor resnet18 has it, nor stochastic depth.
+    stochastic_depth: rate towards which the blocks rise, from 0 in the first.
+    image_size: read only by those models of timm that are built for one size, such as ViT.
+    """
+    if num_classes < 2:
+        raise ConfigError(f"a classifier needs at least 2 classes, got {num_classes}")
+    rates = {"dropout": dropout, "stochastic depth": stochastic_depth}
+    for setting, rate in rates.items():
+        if not 0 <= rate < 1:
+            raise ConfigError(f"{setting} must be at least 0 and below 1, got {rate}")
+
+    name = name.lower()
+    wrn = WRN_NAME.fullmatch(name)
+    if wrn or name == "resnet18":
+        for setting, rate in rates.items():
+            if rate:
+                raise ConfigError(f"{name} has no {setting}, got {rate}; set it to 0")
+    model: nn.Module
+    if wrn:
+        model = WideResNet(int(wrn[1]), int(wrn[2]), num_classes)
+    elif name == "resnet18":
+        model = ResNet18(num_classes)
+    elif name in TIMM_NAMES:
+        model = build_nf(name, num_classes, dropout=dropout, stochastic_depth=stochastic_depth)
+    elif name.startswith("timm/"):
+        model = build_timm(
+            name.removeprefix("timm/"),
+            num_classes,
+            dropout=dropout,
+            stochastic_depth=stochastic_depth,
+            image_size=image_size,
+        )
+    else:
+        nearest = ", ".join(get_close_matches(name, SUGGESTIONS, cutoff=0.0))
+        raise ConfigError(f"unknown model {name}; nearest: {nearest}; or timm/NAME for one of timm")
+    return model.to(memory_format=torch.channels_last)
+
+
+def build_configured_model(config: TrainConfig, num_classes: int) -> nn.Module:
+    """The network that a config names."""
+    return build_model(
+        config.model,
+        num_classes,
+        dropout=config.dropout,
+        stochastic_depth=config.stochastic_depth,
+        image_size=config.size,
+    )

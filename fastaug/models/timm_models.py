@@ -1,0 +1,70 @@
+"""Any image classifier of timm, untrained: `timm/NAME`."""
+
+from difflib import get_close_matches
+from types import ModuleType
+
+from torch import nn
+
+from fastaug.errors import ConfigError
+from fastaug.models.head import keep_head_in_fp32
+
+
+def require_timm(name: str) -> ModuleType:
+    """timm, imported when the model `name` asks for it: `import fastaug` needs torch alone."""
+    try:
+        import timm
+    except ImportError as error:
+        raise ConfigError(f"model {name} needs timm, try: pip install timm ({error})") from error
+    return timm
+
+
+def build_timm(
+    name: str,
+    num_classes: int,
+    *,
+    dropout: float,
+    stochastic_depth: float,
+    image_size: int | None,
+) -> nn.Module:
+    """images [N, 3, H, W] -> logits [N, C] fp32. `name` is timm's, without the prefix."""
+    timm = require_timm(f"timm/{name}")
+    known = timm.list_models()
+    if name not in known:
+        nearest = [f"timm/{match}" for match in get_close_matches(name, known, cutoff=0.0)]
+        raise ConfigError(f"unknown model timm/{name}; nearest: {', '.join(nearest)}")
+    options: dict[str, float] = {}
+    if dropout:
+        options["drop_rate"] = dropout
+    if stochastic_depth:
+        options["drop_path_rate"] = stochastic_depth
+    if image_size is not None and timm.get_pretrained_cfg(name).fixed_input_size:
+        options["img_size"] = image_size
+    try:
+        model = timm.create_model(name, num_classes=num_classes, **options)
+    except (TypeError, ValueError, AssertionError, RuntimeError) as error:
+        given = f"dropout {dropout}, stochastic depth {stochastic_depth}, image size {image_size}"
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"timm/{name} cannot have {given}: {reason}") from error
+    if dropout and not _has_dropout(model, dropout):
+        raise ConfigError(f"timm/{name} ignores dropout, got {dropout}; set it to 0")
+    if stochastic_depth and not _has_stochastic_depth(model):
+        raise ConfigError(
+            f"timm/{name} ignores stochastic depth, got {stochastic_depth}; set it to 0"
+        )
+    return keep_head_in_fp32(model, num_classes)
+
+
+# Some models take a rate and ignore it (convmixer, hrnet, res2net): look for its effect.
+
+
+def _has_dropout(model: nn.Module, rate: float) -> bool:
+    return any(
+        rate in (getattr(module, "p", None), getattr(module, "drop_rate", None))
+        for module in model.modules()
+    )
+
+
+def _has_stochastic_depth(model: nn.Module) -> bool:
+    from timm.layers.drop import DropPath
+
+    return any(isinstance(module, DropPath) and module.drop_prob > 0 for module in model.modules())

@@ -1,0 +1,56 @@
+"""python -m fastaug.train: train a classifier."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from fastaug import cli
+from fastaug.checkpoint import find_checkpoint, load_checkpoint
+from fastaug.config import TrainConfig
+from fastaug.interrupt import Interrupted
+from fastaug.recipes import get_recipe
+from fastaug.trainer import Trainer
+
+
+def main(args: Sequence[str]) -> int:
+    config, checkpoint = configure(args)
+    try:
+        Trainer(config, checkpoint).fit()
+    except Interrupted as interrupted:
+        return interrupted.exit_code
+    return 0
+
+
+def configure(args: Sequence[str]) -> tuple[TrainConfig, Path | None]:
+    """The config that the flags mean, and the checkpoint to continue from.
+
+    The defaults of the flags are those of the recipe, or of the checkpoint's own config.
+    """
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for name in ("--recipe", "--resume", "--out"):
+        first.add_argument(name, default="", nargs="?")
+    named, _ = first.parse_known_args(list(args))
+    checkpoint = find_checkpoint(named.resume, named.out or "") if named.resume else None
+    if checkpoint is not None:
+        default = TrainConfig.from_dict(load_checkpoint(checkpoint)["config"])
+        default = replace(default, out=str(checkpoint.parent))
+    else:
+        default = get_recipe(named.recipe or TrainConfig.recipe)
+    config = cli.parse(TrainConfig, args, prog="python -m fastaug.train", default=default)
+    if named.resume and checkpoint is None:
+        print("--resume auto: no checkpoint yet, starting from the beginning", file=sys.stderr)
+    data = config.data
+    if data not in ("", "shapes"):
+        # The checkpoint must find it from anywhere.
+        data = str(Path(data).expanduser().absolute())
+    out = config.out or f"runs/{config.recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
+    return replace(config, data=data, out=out), checkpoint
+
+
+if __name__ == "__main__":
+    sys.exit(cli.run(main))

@@ -1,0 +1,296 @@
+"""The trainer: the one path of an image, from the loader to the weights."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from fastaug.batch import ViewBatch
+from fastaug.checkpoint import load_checkpoint, save_checkpoint
+from fastaug.config import TrainConfig
+from fastaug.console import RunConsole
+from fastaug.data.sources import open_source
+from fastaug.data.views import denormalise
+from fastaug.device import autocast, avoid_broken_cpu_arithmetic, resolve_device
+from fastaug.errors import CheckpointError, FastaugError
+from fastaug.evaluation import evaluate
+from fastaug.interrupt import Interrupted, InterruptRequest
+from fastaug.kernels import load_kernel
+from fastaug.loaders import build_loader
+from fastaug.models import build_configured_model
+from fastaug.objectives import objective
+from fastaug.optim import build_optimiser, learning_rate
+from fastaug.telemetry import Meter, RunFolder, Speedometer, environment
+
+
+class Trainer:
+    """One run. What changes from step to step is in state_dict, and nowhere else."""
+
+    def __init__(self, config: TrainConfig, checkpoint: Path | None = None) -> None:
+        self.config = config
+        self.device = resolve_device(config.device)
+        avoid_broken_cpu_arithmetic(self.device, config.precision)
+        if config.kernel != "auto":
+            load_kernel(config.kernel)
+        self.train_images, self.test_images = open_source(config.data)
+        torch.manual_seed(config.seed)
+        classes = len(self.train_images.classes)
+        self.model = build_configured_model(config, classes).to(self.device)
+        self.network = torch.compile(self.model) if config.compile else self.model
+        self.optimiser = build_optimiser(self.model, config)
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "fp16")
+        self.ema = _moving_average(self.model, config.ema)
+        self.loader = build_loader(config, self.train_images)
+        self.steps_per_epoch = len(self.loader) // config.accumulate
+        self.total_steps = config.epochs * self.steps_per_epoch
+        self.meter = Meter(self.device)
+        self.step = 0
+        self.evaluated_epochs = 0
+        self.best_top1 = -1.0
+        self.resumed = checkpoint is not None
+        if checkpoint is not None:
+            self.load_state_dict(load_checkpoint(checkpoint), str(checkpoint))
+        self.first_step = self.step
+        self._boundary = self._state_between_steps()
+        self.speed = Speedometer(config.batch_size, config.views)
+        if self.device.type == "cuda":
+            torch.backends.cudnn.benchmark = True
+
+    @property
+    def last_step(self) -> int:
+        """Where this run stops: the end of the schedule, or --max-steps."""
+        return min(self.total_steps, self.config.max_steps or self.total_steps)
+
+    def fit(self) -> dict[str, Any]:
+        """Train to the end, or until a signal; every step that was made is in last.pt."""
+        path = Path(self.config.out)
+        self.folder = RunFolder(path, self.config, resume_step=self.step if self.resumed else None)
+        self.console = RunConsole(self.last_step, self.step)
+        try:
+            with InterruptRequest() as self.interrupt, self.console:
+                self._announce()
+                self._train()
+                return self._finish()
+        finally:
+            self.folder.close()
+
+    # --- the loop ---
+
+    def _train(self) -> None:
+        try:
+            self._evaluate_finished_epoch()
+            while self.step < self.last_step:
+                self._train_rest_of_epoch()
+                self._evaluate_finished_epoch()
+        except BaseException as error:
+            if self.step > self.first_step:
+                self._save("last.pt")
+                if isinstance(error, Interrupted | FastaugError):
+                    self.console.saved(self.step, self.total_steps, self.folder.path)
+            raise
+        self._save("last.pt")
+
+    def _train_rest_of_epoch(self) -> None:
+        config = self.config
+        self.model.train()
+        self.speed.start(self.step)
+        part = 0
+        for batch in self.loader:
+            if self.step == 0 and part == 0:
+                self.folder.write_picture("views", denormalise(batch.views[:8], config))
+            self._backward(batch.to(self.device), share=1 / config.accumulate)
+            part += 1
+            if part < config.accumulate:
+                continue
+            part = 0
+            self._update()
+            self.console.advance()
+            if self.step % config.log_every == 0 or self.step % self.steps_per_epoch == 0:
+                self._log("train", self.meter.read())
+            elif self.step == self.last_step:
+                self._log("partial", self.meter.means())
+            self._boundary = self._state_between_steps()
+            if config.checkpoint_every and self.step % config.checkpoint_every == 0:
+                self._save("last.pt")
+            if self.step == self.last_step:
+                return
+            self.interrupt.check()
+
+    def _backward(self, batch: ViewBatch, share: float) -> None:
+        config = self.config
+        with autocast(self.device, config.precision):
+            logits = self.network(batch.flat)
+        terms = objective(
+            logits.float().unflatten(0, batch.views.shape[:2]),
+            batch.labels,
+            average=config.average,
+            kl_weight=config.kl_weight,
+            label_smoothing=config.label_smoothing,
+            kernel=config.kernel,
+        )
+        self.scaler.scale(terms.loss * share).backward()
+        self.meter.add(*terms, weight=share)
+
+    def _update(self) -> None:
+        for group in self.optimiser.param_groups:
+            group["lr"] = learning_rate(self.step, self.steps_per_epoch, self.config)
+        self.scaler.step(self.optimiser)
+        self.scaler.update()
+        self.optimiser.zero_grad(set_to_none=True)
+        if self.ema is not None:
+            self.ema.update_parameters(self.model)
+        self.step += 1
+
+    # --- evaluation and records ---
+
+    @property
+    def evaluated_model(self) -> nn.Module:
+        return self.model if self.ema is None else self.ema.module
+
+    def _evaluate_finished_epoch(self) -> None:
+        """After an epoch; on resume also if the run was ended before its evaluation was."""
+        epoch, steps_into_next = divmod(self.step, self.steps_per_epoch)
+        if steps_into_next or epoch == self.evaluated_epochs:
+            return
+        due = epoch % self.config.eval_every == 0 or self.step == self.total_steps
+        measures = self._timed_evaluation(epoch) if due else {"top1": -1.0}
+        self.evaluated_epochs = epoch
+        if measures["top1"] > self.best_top1:
+            self.best_top1 = measures["top1"]
+            self._save("best.pt")
+        self._save("last.pt")
+
+    def _timed_evaluation(self, epoch: int) -> dict[str, float]:
+        started = time.perf_counter()
+        measures = self._measure(self.config.eval_views)
+        timing = {"seconds": time.perf_counter() - started}
+        self.folder.write("eval", self.step, {"epoch": epoch, **measures}, timing)
+        self.console.epoch(epoch, self.config.epochs, measures)
+        return measures
+
+    def _measure(self, views: int) -> dict[str, float]:
+        def on_batch(done: int, total: int) -> None:
+            self.interrupt.check()
+            self.console.evaluating(done, total)
+
+        return evaluate(
+            self.evaluated_model,
+            self.test_images,
+            self.config,
+            self.device,
+            views=views,
+            on_batch=on_batch,
+        )
+
+    def _log(self, kind: str, values: dict[str, float]) -> None:
+        timing = self.speed.read(self.step)
+        rate = learning_rate(self.step - 1, self.steps_per_epoch, self.config)
+        record = {"epoch": self.step / self.steps_per_epoch, **values, "lr": rate}
+        self.folder.write(kind, self.step, record, timing)
+        self.console.status(values, timing["views_per_s"])
+
+    def _finish(self) -> dict[str, Any]:
+        measures = self._measure(self.config.tta)
+        if not (self.folder.path / "best.pt").exists():
+            self._save("best.pt")
+        timing = self.speed.whole_run()
+        self.folder.write("final", self.step, measures, timing)
+        summary = {
+            "finished": self.step == self.total_steps,
+            "step": self.step,
+            "total_steps": self.total_steps,
+            "measures": measures,
+            "best_top1": self.best_top1 if self.best_top1 >= 0 else measures["top1"],
+            "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
+            "timing": timing,
+            "environment": environment(self.device),
+        }
+        self.folder.write_summary(summary)
+        self.console.summary(self.config, summary)
+        return summary
+
+    def _announce(self) -> None:
+        config, say = self.config, self.console.line
+        say(
+            f"{config.model} on {config.data}: {len(self.train_images):,} training and "
+            f"{len(self.test_images):,} test images, {len(self.train_images.classes)} classes, "
+            f"{config.size} px"
+        )
+        say(
+            f"{self.total_steps:,} steps of {config.images_per_step} images x {config.views} views "
+            f"on {self.device}, {config.precision}; run folder {self.folder.path}"
+        )
+        left_over = len(self.train_images) - self.steps_per_epoch * config.images_per_step
+        if left_over:
+            say(
+                f"an epoch has whole steps alone; it leaves out {left_over} images, others each time"
+            )
+        if config.augment == "none" and config.views > 1:
+            say("all views of an image are the same with --augment none; --views 1 costs less")
+        if self.resumed:
+            say(f"resumed at step {self.step:,}")
+
+    # --- state ---
+
+    def _save(self, name: str) -> None:
+        save_checkpoint(self.folder.path / name, self.state_dict())
+
+    def _state_between_steps(self) -> dict[str, Any]:
+        """What also changes within a step. Kept from before it, so that a step which breaks off can
+        be repeated: its weights have not changed yet."""
+        cuda = torch.cuda.get_rng_state_all() if self.device.type == "cuda" else []
+        return {
+            "loader": self.loader.state_dict(),
+            "meter": self.meter.state_dict(),
+            "random": {"cpu": torch.get_rng_state(), "cuda": cuda},
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "config": self.config.to_dict(),
+            "classes": list(self.train_images.classes),
+            "model": self.model.state_dict(),
+            "ema": None if self.ema is None else self.ema.state_dict(),
+            "optimiser": self.optimiser.state_dict(),
+            "scaler": self.scaler.state_dict(),
+            "step": self.step,
+            "evaluated_epochs": self.evaluated_epochs,
+            "best_top1": self.best_top1,
+            **self._boundary,
+        }
+
+    def load_state_dict(self, state: dict[str, Any], name: str) -> None:
+        """Continue from a checkpoint of the same configuration; others are refused."""
+        saved = TrainConfig.from_dict(state["config"])
+        if differing := saved.differences(self.config):
+            raise CheckpointError(
+                f"{name} cannot be continued with other settings; it has {', '.join(differing)}"
+            )
+        if list(self.train_images.classes) != state["classes"]:
+            raise CheckpointError(
+                f"{name} was trained on other classes than {self.config.data} has"
+            )
+        self.loader.load_state_dict(state["loader"])
+        self.model.load_state_dict(state["model"])
+        if self.ema is not None:
+            self.ema.load_state_dict(state["ema"])
+        self.optimiser.load_state_dict(state["optimiser"])
+        self.scaler.load_state_dict(state["scaler"])
+        self.meter.load_state_dict(state["meter"])
+        self.step = state["step"]
+        self.evaluated_epochs = state["evaluated_epochs"]
+        self.best_top1 = state["best_top1"]
+        torch.set_rng_state(state["random"]["cpu"])
+        if self.device.type == "cuda" and state["random"]["cuda"]:
+            torch.cuda.set_rng_state_all(state["random"]["cuda"])
+
+
+def _moving_average(model: nn.Module, decay: float) -> AveragedModel | None:
+    if decay == 0:
+        return None
+    return AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay), use_buffers=True)

@@ -1,0 +1,47 @@
+"""Packages are listed by hand, so that nothing is shipped by accident."""
+
+import re
+from pathlib import Path
+
+from setuptools import setup
+
+ROOT = Path(__file__).parent
+VERSION = re.search(r'__version__ = "(.+)"', (ROOT / "fastaug/__init__.py").read_text())[1]
+
+setup(
+    name="fastaug",
+    version=VERSION,
+    description="Image classifiers trained through K random views of every image at once",
+    long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.10",
+    packages=["fastaug", "fastaug.data", "fastaug.kernels", "fastaug.models"],
+    package_data={"fastaug": ["py.typed"]},
+    install_requires=[
+        "numpy",
+        "pillow",
+        "rich",
+        "tensorboard",
+        "timm>=1.0",
+        "torch>=2.6",
+        "torchvision",  # timm needs it
+        "tyro>=0.9",
+    ],
+    extras_require={
+        "dev": [
+            "build",
+            "hypothesis",
+            "mypy",
+            "pre-commit",
+            "pytest",
+            "pytest-timeout",
+            "pytest-xdist",
+            "ruff",
+            "scipy",
+            "setuptools",
+            "wheel",
+        ]
+    },
+    entry_points={"console_scripts": ["fastaug=fastaug.__main__:script"]},
+)

@@ -1,0 +1,71 @@
+"""Small data in real formats, and a config that trains on it in a second."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+# Tests run side by side: more threads than cores each would only wait for one another.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from fastaug.config import TrainConfig
+from fastaug.device import avoid_broken_cpu_arithmetic
+
+CLASSES = ("blue", "green", "red")
+torch.set_num_threads(1)
+# Before any test uses oneDNN: afterwards it would be too late for this process.
+avoid_broken_cpu_arithmetic(torch.device("cpu"), "bf16")
+
+
+def colour_image(label: int, rng: np.random.Generator, size: int) -> np.ndarray:
+    """[size, size, 3] uint8: noise with one channel raised, so that a class can be learned."""
+    image = rng.integers(0, 120, (size, size, 3))
+    image[..., 2 - label] += 100
+    return image.astype(np.uint8)
+
+
+def write_folder(root: Path, counts: dict[str, int], size: int = 20) -> Path:
+    """root/SPLIT/CLASS/NN.jpg with counts[SPLIT] images a class."""
+    rng = np.random.default_rng(0)
+    for split, count in counts.items():
+        for label, name in enumerate(CLASSES):
+            folder = root / split / name
+            folder.mkdir(parents=True)
+            for i in range(count):
+                Image.fromarray(colour_image(label, rng, size)).save(folder / f"{i:02}.jpg")
+    return root
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Class folders: 3 classes, 12 training and 5 test images each, 20 px."""
+    return write_folder(tmp_path_factory.mktemp("data") / "colours", {"train": 12, "test": 5})
+
+
+@pytest.fixture
+def tiny(folder: Path, tmp_path: Path) -> Callable[..., TrainConfig]:
+    """A config of a few steps on the colour folders; keyword arguments change it."""
+
+    def make(**changes: object) -> TrainConfig:
+        settings: dict = {
+            "data": str(folder),
+            "model": "wrn-10-1",
+            "size": 16,
+            "views": 2,
+            "batch_size": 16,
+            "epochs": 2,
+            "lr": 0.05,
+            "workers": 0,
+            "tta": 2,
+            "log_every": 2,
+            "out": str(tmp_path / "run"),
+        }
+        return TrainConfig(**(settings | changes))
+
+    return make

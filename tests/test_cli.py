@@ -1,0 +1,194 @@
+"""The command line: flags, errors in one line, --help; as typed in a shell."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from fastaug import __main__, cli, evaluate, train
+from fastaug.config import EvaluateConfig, TrainConfig
+from fastaug.errors import CheckpointError
+
+# Scripts rely on these: design, section 4, less what comes with the DALI loader.
+FIXED_FLAGS = """recipe data loader model views batch_size average kl_weight label_smoothing augment
+epochs max_steps lr seed precision kernel compile ema workers out resume checkpoint_every
+device""".split()
+
+
+def fail(capsys: pytest.CaptureFixture, *args: str, main: Callable = train.main) -> str:
+    """The one line that a mistake ends with."""
+    assert cli.run(main, args) == 2
+    captured = capsys.readouterr()
+    lines = captured.err.strip().splitlines()
+    assert len(lines) == 1, captured.err
+    assert lines[0].startswith("error: ")
+    return lines[0].removeprefix("error: ")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--views x", "--views: must be a whole number, got 'x'"),
+        ("--lr fast", "--lr: must be a number, got 'fast'"),
+        ("--viewz 3", "--viewz, 3; did you mean --views"),
+        ("--average means", "invalid choice 'means' for argument '--average'"),
+        ("--views", "Missing value for argument '--views'"),
+        ("--batch-size 66", "multiple of --views (4); got 66, nearest: 64 or 68"),
+        ("--recipe imagenet-nf-resnet5", "did you mean imagenet-nf-resnet50"),
+        ("--data nowhere", "nowhere: no such file or folder"),
+        ("--recipe imagenet-nf-resnet50", "give --data PATH"),
+        ("--resume nowhere", "nowhere: no checkpoint there"),
+        ("stray", "Unrecognized options: stray"),
+    ],
+)
+def test_a_mistake_ends_with_one_line(
+    flags: str, message: str, capsys: pytest.CaptureFixture
+) -> None:
+    assert message in fail(capsys, *flags.split())
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--model wrn-17-2", "nearest: wrn-16-2"),
+        ("--model nf_resnet5", "nf_resnet50"),
+        ("--kernel referense", "did you mean reference"),
+        ("--optimiser apex", "NVIDIA's apex is not installed"),
+        ("--dropout 0.5", "has no dropout"),
+        ("--batch-size 400", "36 images are less than one optimiser step of 100"),
+    ],
+)
+def test_a_mistake_that_needs_the_data(
+    flags: str, message: str, folder: Path, capsys: pytest.CaptureFixture
+) -> None:
+    assert message in fail(capsys, "--data", str(folder), *flags.split())
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_a_mistake_in_a_terminal_of_any_encoding(encoding: str) -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "fastaug.train", "--viewz", "3", "--precision", "fp8"],
+        env=os.environ | {"PYTHONIOENCODING": encoding},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 2
+    expected = "error: invalid choice 'fp8' for argument '--precision'. Expected one of"
+    assert result.stderr.startswith(expected)
+    assert result.stderr.count("\n") == 1
+
+
+def test_debug_shows_where(capsys: pytest.CaptureFixture) -> None:
+    assert cli.run(train.main, ["--data", "nowhere", "--debug"]) == 2
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_ctrl_c_before_the_training(capsys: pytest.CaptureFixture) -> None:
+    def interrupted(_args: object) -> int:
+        raise KeyboardInterrupt
+
+    assert cli.run(interrupted, []) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+@pytest.mark.parametrize(
+    ("main", "config"), [(train.main, TrainConfig), (evaluate.main, EvaluateConfig)]
+)
+def test_help_explains_every_flag(
+    main: Callable, config: type, capsys: pytest.CaptureFixture
+) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        cli.run(main, ["--help"])
+    assert exit_info.value.code == 0
+    shown = capsys.readouterr().out
+    for field in fields(config):
+        if field.name != "checkpoint":
+            assert f"--{field.name.replace('_', '-')} " in shown
+    assert "│ (default" not in shown  # a flag without a word of explanation
+
+
+def test_the_fixed_flags_are_there() -> None:
+    assert set(FIXED_FLAGS) <= {field.name for field in fields(TrainConfig)}
+
+
+def test_help_of_a_recipe_shows_its_defaults(capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit):
+        cli.run(train.main, ["--recipe", "imagenet-nfnet-f0", "--help"])
+    assert "(default: nfnet_f0)" in capsys.readouterr().out
+
+
+class TestConfigure:
+    def test_flags_change_the_recipe(self) -> None:
+        config, checkpoint = train.configure(["--recipe=cifar100-wrn-16-4", "--views", "8"])
+        assert (config.model, config.views, config.crop) == ("wrn-16-4", 8, "pad")
+        assert checkpoint is None
+        assert config.out.startswith("runs/cifar100-wrn-16-4-")
+
+    def test_paths_become_absolute(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        config, _ = train.configure(["--data", "photos"])
+        assert config.data == str(tmp_path / "photos")
+        assert train.configure([])[0].data == "shapes"
+
+    def test_resume_takes_the_settings_of_the_checkpoint(
+        self, tiny: Callable[..., TrainConfig]
+    ) -> None:
+        config = tiny(max_steps=1, tta=0)
+        train.Trainer(config).fit()
+        for resume in (config.out, f"{config.out}/last.pt"):
+            resumed, checkpoint = train.configure(["--resume", resume, "--max-steps", "2"])
+            assert checkpoint == Path(config.out) / "last.pt"
+            assert (resumed.max_steps, resumed.batch_size, resumed.out) == (2, 16, config.out)
+        resumed, checkpoint = train.configure(["--resume", "auto", "--out", config.out])
+        assert checkpoint == Path(config.out) / "last.pt"
+        with pytest.raises(CheckpointError, match=r"--views 2 \(here: 4\)"):
+            train.Trainer(*train.configure(["--resume", config.out, "--views", "4"]))
+
+    def test_auto_without_a_checkpoint_starts_anew(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture
+    ) -> None:
+        _, checkpoint = train.configure(["--resume", "auto", "--out", str(tmp_path)])
+        assert checkpoint is None
+        assert "starting from the beginning" in capsys.readouterr().err
+
+
+class TestCommands:
+    def test_each_is_a_module_and_a_subcommand(self, capsys: pytest.CaptureFixture) -> None:
+        assert cli.run(__main__.main, []) == 0
+        shown = capsys.readouterr().out
+        for command in __main__.COMMANDS:
+            assert command in shown
+            with pytest.raises(SystemExit) as exit_info:
+                cli.run(__main__.main, [command, "--help"])
+            assert exit_info.value.code == 0
+
+    def test_an_unknown_one_is_suggested(self, capsys: pytest.CaptureFixture) -> None:
+        assert "did you mean train" in fail(capsys, "tran", main=__main__.main)
+
+
+def test_from_a_shell(folder: Path, tmp_path: Path) -> None:
+    """Train a little and evaluate, as the README has it."""
+    small = "--model wrn-10-1 --size 16 --views 2 --batch-size 16 --epochs 1 --workers 1 --tta 2"
+    command = [sys.executable, "-m", "fastaug.train", *small.split(), "--data", str(folder)]
+    trained = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "central crop, top-1 / top-5" in trained.stdout
+    assert "Traceback" not in trained.stderr
+    (run,) = (tmp_path / "runs").iterdir()
+    assert json.loads((run / "summary.json").read_text())["finished"]
+    command = [sys.executable, "-m", "fastaug.evaluate", str(run / "best.pt"), "--tta", "3"]
+    evaluated = subprocess.run(
+        command, cwd=tmp_path.parent, capture_output=True, text=True, check=True
+    )
+    assert "3 views, averaged logits" in evaluated.stdout
+    wrong = subprocess.run(
+        [sys.executable, "-m", "fastaug.train", "--views", "3"], capture_output=True, text=True
+    )
+    assert wrong.returncode == 2
+    assert len(wrong.stderr.strip().splitlines()) == 1

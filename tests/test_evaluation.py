@@ -1,0 +1,142 @@
+"""Measures against a computation by hand, image by image; and evaluate from a checkpoint alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import write_folder
+from torch import nn
+
+from fastaug import cli, evaluate, train
+from fastaug.config import TrainConfig
+from fastaug.data.plan import central_plan, draw_plan
+from fastaug.data.sources import open_split
+from fastaug.data.stream import TEST_VIEWS, Stream
+from fastaug.data.views import make_views
+from fastaug.evaluation import evaluate as measure
+
+Tiny = Callable[..., TrainConfig]
+CPU = torch.device("cpu")
+
+
+class MeanColour(nn.Module):
+    """Seven logits from the mean colour of a view; nothing that depends on the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.weight = nn.Parameter(torch.randn(3, 7, generator=generator) * 3)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return images.mean((2, 3)) @ self.weight
+
+
+def probabilities(logits: np.ndarray) -> np.ndarray:
+    e = np.exp(logits - logits.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 256])
+@pytest.mark.parametrize("views", [0, 1, 3])
+def test_the_measures_by_hand(tiny: Tiny, folder: Path, views: int, batch_size: int) -> None:
+    config, images, model = tiny(), open_split(str(folder), "test"), MeanColour()
+    found = measure(model, images, config, CPU, views=views, batch_size=batch_size)
+
+    sums: dict[str, float] = {}
+
+    def add(name: str, value: float) -> None:
+        sums[name] = sums.get(name, 0.0) + float(value) / len(images)
+
+    def rank_of(scores: np.ndarray, label: int) -> int:
+        return int((scores > scores[label]).sum())
+
+    for index in range(len(images)):
+        image, label = images.image(index), int(images.labels[index])
+        height, width, _ = image.shape
+        plans = [central_plan(height, width, config)]
+        for view in range(views):
+            stream = Stream(config.seed, 0, TEST_VIEWS, index, view)
+            plans.append(draw_plan(stream, height, width, config))
+        pixels = make_views(image, plans, config).double().numpy().mean((1, 2))
+        logits = pixels @ model.weight.detach().double().numpy()
+        central, rest = logits[0], logits[1:]
+        add("top1", rank_of(central, label) == 0)
+        add("top5", rank_of(central, label) < 5)
+        add("nll", -np.log(probabilities(central)[label]))
+        if views:
+            p = probabilities(rest)
+            for name, scores in (("tta_", p.mean(0)), ("tta_logits_", rest.mean(0))):
+                add(f"{name}top1", rank_of(scores, label) == 0)
+                add(f"{name}top5", rank_of(scores, label) < 5)
+        if views > 1:
+            pairs = [(a * np.log(a / b)).sum() for a in p for b in p if a is not b]
+            pairs = [value for value in pairs if value != 0]
+            add("invariance", sum(pairs) / (views * views - views))
+    assert found == pytest.approx(sums, rel=1e-4, abs=1e-7)
+
+
+def test_the_model_is_left_in_its_mode(tiny: Tiny, folder: Path) -> None:
+    model = MeanColour()
+    seen = []
+    model.register_forward_hook(lambda module, *_: seen.append(module.training))
+    measure(model, open_split(str(folder), "test"), tiny(), CPU, views=0)
+    assert model.training
+    assert not any(seen)
+
+
+def test_what_on_batch_raises_ends_the_evaluation(tiny: Tiny, folder: Path) -> None:
+    def stop(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    images = open_split(str(folder), "test")
+    with pytest.raises(KeyboardInterrupt):
+        measure(MeanColour(), images, tiny(), CPU, views=2, on_batch=stop)
+
+
+class TestCommand:
+    @pytest.fixture
+    def run_folder(self, tiny: Tiny) -> Path:
+        config = tiny(max_steps=3, tta=3)
+        train.Trainer(config).fit()
+        return Path(config.out)
+
+    def test_everything_comes_from_the_checkpoint(
+        self, run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+    ) -> None:
+        out = tmp_path / "result.json"
+        assert cli.run(evaluate.main, [str(run_folder / "last.pt"), "--out", str(out)]) == 0
+        summary = json.loads((run_folder / "summary.json").read_text())
+        assert json.loads(out.read_text())["measures"] == pytest.approx(summary["measures"])
+        assert "3 views, averaged probabilities" in capsys.readouterr().out
+
+    def test_other_views_and_a_run_folder(
+        self, run_folder: Path, capsys: pytest.CaptureFixture
+    ) -> None:
+        assert cli.run(evaluate.main, [str(run_folder), "--tta", "5", "--batch-size", "7"]) == 0
+        assert "pairwise KL of 5 views" in capsys.readouterr().out
+        assert cli.run(evaluate.main, [str(run_folder), "--tta", "0"]) == 0
+        assert "views" not in capsys.readouterr().out
+
+    def test_other_data_with_the_same_classes(
+        self, run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+    ) -> None:
+        other = write_folder(tmp_path / "other", {"test": 2})
+        assert cli.run(evaluate.main, [str(run_folder), "--data", str(other)]) == 0
+        assert "6 images" in capsys.readouterr().out
+
+    def test_other_classes_are_refused(
+        self, run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+    ) -> None:
+        other = write_folder(tmp_path / "other", {"test": 2})
+        (other / "test/red").rename(other / "test/rouge")
+        assert cli.run(evaluate.main, [str(run_folder), "--data", str(other)]) == 2
+        assert "test has rouge more" in capsys.readouterr().err
+
+    def test_no_checkpoint(self, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+        assert cli.run(evaluate.main, [str(tmp_path)]) == 2
+        assert "no checkpoint there" in capsys.readouterr().err

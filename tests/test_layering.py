@@ -1,0 +1,110 @@
+"""Imports go downward only. The layers of the design, from the top; read from the sources by ast."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+# A module may import from layers below its own, and from its own package. Modules of one layer do
+# not know each other. The trainer evaluates after each epoch, so evaluation stands below it.
+LAYERS = [
+    {"__main__"},
+    {"train", "evaluate"},
+    {"cli", "trainer"},
+    {"evaluation"},
+    {"loaders", "objectives", "models", "optim", "checkpoint", "telemetry", "console"},
+    {"data", "kernels"},
+    {"device", "interrupt", "recipes"},
+    {"config", "batch"},
+    {"errors"},
+]
+# `import fastaug` is for anyone's training loop, and needs torch alone.
+LIGHT = {"__init__", "batch", "config", "errors", "kernels", "objectives", "recipes"}
+
+
+def layer_of(name: str) -> int:
+    """0 at the top. The name of a module or package right below fastaug."""
+    return next(i for i, layer in enumerate(LAYERS) if name in layer)
+
+
+def imports(source: str) -> list[tuple[str, bool]]:
+    """(module, whether at the top level of the file) of each import in a source."""
+    tree = ast.parse(source)
+    top = set(tree.body)
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found += [(alias.name, node in top) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            names = [node.module or ""]
+            if node.module == "fastaug":
+                names = [f"fastaug.{alias.name}" for alias in node.names]
+            found += [(name, node in top) for name in names]
+    return found
+
+
+def violations(part: str, source: str) -> list[str]:
+    """What the source of a file of fastaug.PART imports from its own height or above."""
+    wrong = []
+    for module, _ in imports(source):
+        names = module.split(".")
+        if names[0] != "fastaug" or len(names) == 1 or names[1] == part:
+            continue
+        if part != "__init__" and layer_of(names[1]) <= layer_of(part):
+            wrong.append(f"fastaug.{part} imports {module}")
+    return wrong
+
+
+def heavy(source: str) -> list[str]:
+    """Modules that are imported at the top of a source and are neither torch nor Python's own."""
+    import sys
+
+    allowed = {"torch", "fastaug", "__future__", *sys.stdlib_module_names}
+    return [m for m, at_top in imports(source) if at_top and m.split(".")[0] not in allowed]
+
+
+FILES = sorted((ROOT / "fastaug").rglob("*.py"))
+
+
+def part_of(file: Path) -> str:
+    return file.relative_to(ROOT / "fastaug").parts[0].removesuffix(".py")
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
+def test_imports_go_downward(file: Path) -> None:
+    assert violations(part_of(file), file.read_text()) == []
+
+
+@pytest.mark.parametrize(
+    "file", [file for file in FILES if part_of(file) in LIGHT], ids=lambda file: file.name
+)
+def test_import_fastaug_needs_torch_alone(file: Path) -> None:
+    assert heavy(file.read_text()) == []
+
+
+def test_every_module_has_its_layer() -> None:
+    parts = {part_of(file) for file in FILES} - {"__init__"}
+    assert parts == set.union(*LAYERS)
+
+
+@pytest.mark.parametrize(
+    ("part", "source"),
+    [
+        ("kernels", "from fastaug.objectives import objective"),
+        ("data", "import fastaug.trainer"),
+        ("models", "from fastaug.optim import build_optimiser"),
+        ("objectives", "def f():\n    from fastaug import evaluation"),
+        ("config", "from fastaug import recipes"),
+    ],
+)
+def test_an_upward_or_sideways_import_is_found(part: str, source: str) -> None:
+    assert violations(part, source)
+
+
+def test_a_heavy_import_is_found() -> None:
+    assert heavy("import timm") == ["timm"]
+    assert heavy("def f():\n    import timm") == []

@@ -1,0 +1,339 @@
+"""The objectives against the paper's literal definitions, in float64, through autograd."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import fastaug
+from fastaug.errors import ConfigError, KernelUnavailable
+from fastaug.kernels import registry
+
+AVERAGES = ("losses", "probs", "logits")
+# relative and absolute error of values and gradients against float64
+TOLERANCE = {
+    torch.float64: {"rtol": 1e-9, "atol": 1e-11},
+    torch.float32: {"rtol": 2e-5, "atol": 2e-6},
+}
+
+
+def literal_nll(z: Tensor, y: Tensor, average: str, smoothing: float) -> Tensor:
+    """Eqs. avg_losses_k, avg_probs_k, avg_logs_k, with a smoothed target: [B]."""
+    classes = z.shape[-1]
+    q = (1 - smoothing) * torch.nn.functional.one_hot(y, classes).double() + smoothing / classes
+
+    def loss(p: Tensor) -> Tensor:
+        return -(q * p.log()).sum(-1)
+
+    p = [view.softmax(-1) for view in z.unbind(1)]
+    if average == "losses":
+        return torch.stack([loss(view) for view in p]).mean(0)
+    if average == "probs":
+        return loss(torch.stack(p).mean(0))
+    return loss(torch.stack(z.unbind(1)).mean(0).softmax(-1))
+
+
+def literal_kl(z: Tensor) -> Tensor:
+    """Eq. kl_loss_k, all K^2 - K ordered pairs: [B]."""
+    views = [view.softmax(-1) for view in z.unbind(1)]
+    pairs = [(p * (p / r).log()).sum(-1) for p in views for r in views if p is not r]
+    return sum(pairs, torch.zeros(len(z), dtype=z.dtype)) / max(1, len(pairs))
+
+
+def literal_loss(
+    z: Tensor, y: Tensor, average: str, kl_weight: float, smoothing: float
+) -> tuple[Tensor, Tensor]:
+    z = z.detach().double().requires_grad_()
+    loss = (literal_nll(z, y, average, smoothing) + kl_weight * literal_kl(z)).mean()
+    (grad,) = torch.autograd.grad(loss, z)
+    return loss.detach(), grad
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[Tensor, Tensor]:
+    b, k, c = draw(st.integers(1, 3)), draw(st.integers(1, 6)), draw(st.integers(2, 12))
+    scale = draw(st.sampled_from([0.01, 1.0, 5.0, 20.0]))
+    offset = draw(st.sampled_from([0.0, 100.0]))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 10_000)))
+    z = torch.randn(b, k, c, generator=generator, dtype=torch.float64) * scale + offset
+    return z, torch.randint(c, (b,), generator=generator)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    case=cases(),
+    average=st.sampled_from(AVERAGES),
+    kl_weight=st.sampled_from([0.0, 0.3, 1.0, 5.0]),
+    smoothing=st.sampled_from([0.0, 0.1]),
+)
+def test_value_and_gradient_equal_the_literal_definition(
+    case: tuple[Tensor, Tensor], average: str, kl_weight: float, smoothing: float
+) -> None:
+    z, y = case
+    z.requires_grad_()
+    terms = fastaug.objective(z, y, average=average, kl_weight=kl_weight, label_smoothing=smoothing)
+    terms.loss.backward()
+    loss, grad = literal_loss(z, y, average, kl_weight, smoothing)
+    tolerance = TOLERANCE[torch.float64]
+    torch.testing.assert_close(terms.loss.detach(), loss, **tolerance)
+    torch.testing.assert_close(
+        terms.nll, literal_nll(z.detach(), y, average, smoothing), **tolerance
+    )
+    torch.testing.assert_close(terms.kl, literal_kl(z.detach()), **tolerance)
+    torch.testing.assert_close(z.grad, grad, **tolerance)
+
+
+@pytest.mark.parametrize("average", AVERAGES)
+@pytest.mark.parametrize("views", [1, 2, 5])
+def test_gradcheck(average: str, views: int) -> None:
+    torch.manual_seed(0)
+    z = torch.randn(3, views, 4, dtype=torch.float64, requires_grad=True)
+    y = torch.tensor([0, 3, 1])
+
+    def loss(z: Tensor) -> Tensor:
+        return fastaug.objective(z, y, average=average, kl_weight=0.7, label_smoothing=0.1).loss
+
+    assert torch.autograd.gradcheck(loss, (z,))
+    assert torch.autograd.gradcheck(fastaug.pairwise_kl, (z,))
+
+
+@pytest.mark.parametrize("average", AVERAGES)
+@pytest.mark.parametrize(("spread", "views"), [(4e-3, 8), (0.1, 8), (3.0, 16), (3.0, 2)])
+def test_fp32_holds_its_digits_where_views_nearly_agree(
+    average: str, spread: float, views: int
+) -> None:
+    torch.manual_seed(1)
+    base = torch.randn(4, 1, 100, dtype=torch.float64) * 3
+    z = (base + spread * torch.randn(4, views, 100, dtype=torch.float64)).float().requires_grad_()
+    y = torch.randint(100, (4,))
+    terms = fastaug.objective(z, y, average=average, label_smoothing=0.1)
+    terms.loss.backward()
+    loss, grad = literal_loss(z, y, average, 1.0, 0.1)
+    torch.testing.assert_close(terms.loss.double(), loss, **TOLERANCE[torch.float32])
+    torch.testing.assert_close(z.grad.double(), grad, **TOLERANCE[torch.float32])
+    # The KL alone, down to 1e-5 nats: a form that cancels is off by more than its own size here.
+    torch.testing.assert_close(
+        terms.kl.double(), literal_kl(z.detach().double()), rtol=1e-5, atol=0
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_logits_are_computed_in_fp32(dtype: torch.dtype) -> None:
+    torch.manual_seed(2)
+    z = torch.randn(3, 4, 10).to(dtype).requires_grad_()
+    y = torch.tensor([1, 2, 3])
+    terms = fastaug.objective(z, y)
+    terms.loss.backward()
+    loss, grad = literal_loss(z, y, "losses", 1.0, 0.0)
+    assert terms.nll.dtype == terms.kl.dtype == torch.float32
+    torch.testing.assert_close(terms.loss.double(), loss, **TOLERANCE[torch.float32])
+    assert z.grad.dtype == dtype
+    eps = torch.finfo(dtype).eps
+    torch.testing.assert_close(z.grad.double(), grad, rtol=2 * eps, atol=2 * eps * grad.abs().max())
+
+
+@settings(max_examples=60, deadline=None)
+@given(case=cases(), smoothing=st.sampled_from([0.0, 0.1]))
+def test_identities_and_inequalities(case: tuple[Tensor, Tensor], smoothing: float) -> None:
+    z, y = case
+    nll = {
+        average: fastaug.objective(z, y, average=average, label_smoothing=smoothing).nll
+        for average in AVERAGES
+    }
+    # Jensen; the paper's appendix has the signs of both reversed.
+    assert (nll["probs"] <= nll["losses"] + 1e-9).all()
+    assert (nll["logits"] <= nll["losses"] + 1e-9).all()
+    g = z.mean(1, keepdim=True).log_softmax(-1)
+    gap = (g.exp() * (g - z.log_softmax(-1))).sum(-1).mean(1)
+    torch.testing.assert_close(nll["losses"] - nll["logits"], gap, rtol=1e-8, atol=1e-9)
+    kl = fastaug.pairwise_kl(z)
+    assert (kl >= 0).all()
+    torch.testing.assert_close(fastaug.pairwise_kl(z.flip(1)), kl, rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(fastaug.pairwise_kl(z + 7.0), kl, rtol=1e-7, atol=1e-9)
+
+
+def test_at_two_views_it_is_the_mean_of_both_directions() -> None:
+    p, r = torch.tensor([0.7, 0.2, 0.1]), torch.tensor([0.1, 0.6, 0.3])
+    z = torch.stack([p, r]).log()[None]
+    both = (p * (p / r).log()).sum() + (r * (r / p).log()).sum()
+    torch.testing.assert_close(fastaug.pairwise_kl(z), both[None] / 2)
+
+
+@pytest.mark.parametrize("average", AVERAGES)
+def test_one_view_is_cross_entropy_and_has_no_kl(average: str) -> None:
+    torch.manual_seed(0)
+    z = torch.randn(5, 1, 7, requires_grad=True)
+    y = torch.randint(7, (5,))
+    terms = fastaug.objective(z, y, average=average, kl_weight=3.0, label_smoothing=0.1)
+    terms.loss.backward()
+    flat = z.detach()[:, 0].clone().requires_grad_()
+    expected = torch.nn.functional.cross_entropy(flat, y, label_smoothing=0.1)
+    expected.backward()
+    torch.testing.assert_close(terms.loss, expected)
+    torch.testing.assert_close(z.grad[:, 0], flat.grad)
+    assert terms.kl.tolist() == [0.0] * 5
+
+
+@pytest.mark.parametrize("average", AVERAGES)
+def test_equal_views_have_no_kl(average: str) -> None:
+    torch.manual_seed(0)
+    z = (torch.randn(4, 1, 50) * 5).expand(4, 8, 50).clone().requires_grad_()
+    terms = fastaug.objective(z, torch.randint(50, (4,)), average=average)
+    terms.loss.backward()
+    assert (terms.kl >= 0).all()
+    assert terms.kl.max() < 1e-10
+    torch.testing.assert_close(z.grad, z.grad.mean(1, keepdim=True).expand_as(z), rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("average", AVERAGES)
+@pytest.mark.parametrize("scale", [200.0, 1e4, 1e30])
+def test_large_logits_stay_finite(average: str, scale: float) -> None:
+    z = torch.tensor([[[scale, 0.0, -scale], [0.0, scale, -scale]]], requires_grad=True)
+    terms = fastaug.objective(z, torch.tensor([0]), average=average, label_smoothing=0.1)
+    terms.loss.backward()
+    assert terms.loss.isfinite()
+    assert z.grad.isfinite().all()
+    if scale == 200.0:
+        loss, grad = literal_loss(z, torch.tensor([0]), average, 1.0, 0.1)
+        torch.testing.assert_close(terms.loss.double(), loss, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("average", AVERAGES)
+def test_a_class_at_minus_infinity_in_all_views_takes_no_part(average: str) -> None:
+    torch.manual_seed(0)
+    z = torch.randn(3, 4, 6, dtype=torch.float64)
+    masked = torch.cat([z, torch.full((3, 4, 1), -math.inf)], -1).requires_grad_()
+    y = torch.tensor([0, 1, 2])
+    terms = fastaug.objective(masked, y, average=average)
+    terms.loss.backward()
+    loss, grad = literal_loss(z, y, average, 1.0, 0.0)
+    torch.testing.assert_close(terms.loss.detach(), loss, **TOLERANCE[torch.float64])
+    torch.testing.assert_close(masked.grad[..., :6], grad, **TOLERANCE[torch.float64])
+    assert (masked.grad[..., 6] == 0).all()
+
+
+def test_a_class_at_minus_infinity_in_some_views_has_infinite_kl() -> None:
+    z = torch.zeros(1, 3, 4)
+    z[0, 1, 2] = -math.inf
+    assert fastaug.pairwise_kl(z).item() == math.inf
+    z.requires_grad_()
+    terms = fastaug.objective(z, torch.tensor([0]), kl_weight=0.0)
+    terms.loss.backward()
+    assert terms.loss.isfinite()
+    assert z.grad.isfinite().all()
+
+
+def test_strided_logits_and_weighted_images() -> None:
+    torch.manual_seed(0)
+    z = torch.randn(6, 10, 4, dtype=torch.float64)[::2, 1::3].requires_grad_()
+    weight = torch.tensor([1.0, 0.0, 2.0], dtype=torch.float64)
+    (grad,) = torch.autograd.grad((fastaug.pairwise_kl(z) * weight).sum(), z)
+    copy = z.detach().clone().requires_grad_()
+    (expected,) = torch.autograd.grad((literal_kl(copy) * weight).sum(), copy)
+    torch.testing.assert_close(grad, expected, **TOLERANCE[torch.float64])
+
+
+def test_no_gradient_is_computed_where_none_is_needed() -> None:
+    asked = []
+
+    class Spy(type(registry.load_kernel("reference"))):  # type: ignore[misc]
+        name = "spy"
+
+        def value_and_grad(self, *args, need_grad: bool, **kwargs):
+            asked.append(need_grad)
+            return super().value_and_grad(*args, need_grad=need_grad, **kwargs)
+
+    z, y = torch.randn(2, 3, 4), torch.tensor([0, 1])
+    fastaug.objective(z, y, kernel=Spy())
+    fastaug.objective(z.requires_grad_(), y, kernel=Spy())
+    with torch.no_grad():
+        fastaug.objective(z, y, kernel=Spy())
+    assert asked == [False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("logits", "targets", "options", "message"),
+    [
+        ((6, 4), torch.zeros(6).long(), {}, r"got shape \[6, 4\]; .*unflatten"),
+        ((2, 3, 4), torch.zeros(3).long(), {}, r"int64 of shape \[2\].*shape \[3\]"),
+        ((2, 3, 4), torch.zeros(2), {}, "got torch.float32"),
+        ((2, 3, 4), torch.zeros(2).long(), {"average": "loss"}, "one of losses, probs, logits"),
+        ((2, 3, 4), torch.zeros(2).long(), {"label_smoothing": 1.5}, "below 1, got 1.5"),
+    ],
+)
+def test_wrong_arguments(logits: tuple, targets: Tensor, options: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        fastaug.objective(torch.zeros(logits), targets, **options)
+
+
+def test_it_works_under_torch_compile() -> None:
+    """Without a fallback to wrong values; that there is no graph break is a later promise."""
+    torch.manual_seed(0)
+    z, y = torch.randn(2, 3, 4, requires_grad=True), torch.tensor([0, 1])
+    loss = torch.compile(lambda z: fastaug.objective(z, y).loss, backend="eager")(z)
+    torch.testing.assert_close(loss, fastaug.objective(z, y).loss)
+
+
+class TestRegistry:
+    @pytest.fixture(autouse=True)
+    def _fresh(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(registry, "_KERNELS", dict(registry._KERNELS))
+
+    def test_a_registered_kernel_is_used_by_name(self) -> None:
+        class Doubled(type(registry.load_kernel("reference"))):  # type: ignore[misc]
+            name = "doubled"
+
+            def value_and_grad(self, *args, **kwargs):
+                return tuple(2 * part for part in super().value_and_grad(*args, **kwargs))
+
+        fastaug.register_kernel("doubled", Doubled())
+        assert fastaug.available_kernels()["doubled"] is None
+        z, y = torch.randn(2, 3, 4, requires_grad=True), torch.tensor([0, 1])
+        twice = fastaug.objective(z, y, kernel="doubled").loss
+        torch.testing.assert_close(twice, 2 * fastaug.objective(z, y, kernel="reference").loss)
+
+    def test_by_module_and_attribute(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / "someones_kernel.py").write_text(
+            "from fastaug.kernels.reference import ReferenceKernel\nkernel = ReferenceKernel()\n"
+        )
+        monkeypatch.syspath_prepend(tmp_path)
+        z = torch.randn(2, 3, 4)
+        kl = fastaug.pairwise_kl(z, kernel="someones_kernel:kernel")
+        torch.testing.assert_close(kl, fastaug.pairwise_kl(z))
+
+    @pytest.mark.parametrize(
+        ("name", "message"),
+        [
+            ("referense", "no kernel 'referense': did you mean reference"),
+            ("no.such.module:kernel", "cannot be loaded: No module named 'no'"),
+            ("math:kernel", "cannot be loaded: module 'math' has no attribute 'kernel'"),
+            ("math:pi", "has no name and no supports and no value_and_grad"),
+        ],
+    )
+    def test_an_unknown_kernel_says_why(self, name: str, message: str) -> None:
+        with pytest.raises(KernelUnavailable, match=message):
+            fastaug.pairwise_kl(torch.zeros(1, 2, 3), kernel=name)
+
+    def test_a_kernel_asked_for_by_name_never_falls_back(self) -> None:
+        class Elsewhere(type(registry.load_kernel("reference"))):  # type: ignore[misc]
+            name = "elsewhere"
+
+            def supports(self, logits: Tensor) -> str:
+                return "needs a CUDA device"
+
+        fastaug.register_kernel("elsewhere", Elsewhere())
+        assert fastaug.available_kernels()["elsewhere"] == "needs a CUDA device"
+        with pytest.raises(KernelUnavailable, match="'elsewhere' cannot run here: needs a CUDA"):
+            fastaug.pairwise_kl(torch.zeros(1, 2, 3), kernel="elsewhere")
+        assert fastaug.pairwise_kl(torch.zeros(1, 2, 3)).tolist() == [0.0]
+
+    @pytest.mark.parametrize("name", ["auto", "a:b"])
+    def test_reserved_names(self, name: str) -> None:
+        with pytest.raises(KernelUnavailable, match="'auto' and ':' are taken"):
+            fastaug.register_kernel(name, registry.load_kernel("reference"))

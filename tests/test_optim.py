@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import math
+import sys
+from types import ModuleType
+
+import pytest
+import torch
+from torch import nn
+
+import fastaug
+from fastaug.config import TrainConfig
+from fastaug.errors import ConfigError
+from fastaug.optim import build_optimiser, decay_groups, learning_rate
+from fastaug.recipes import get_recipe
+
+
+def undecayed(model: nn.Module) -> set[str]:
+    free = {id(p) for p in decay_groups(model, 0.1)[1]["params"]}
+    return {name for name, p in model.named_parameters() if id(p) in free}
+
+
+class TestDecayGroups:
+    def test_wrn(self) -> None:
+        model = fastaug.build_model("wrn-10-1", 5)
+        names = undecayed(model)
+        assert names == {n for n, _ in model.named_parameters() if n.endswith(("bias", "gain"))}
+        assert {"blocks.0.skip_gain", "stem.bias", "head.bias"} <= names
+        assert {"blocks.0.conv1.weight", "head.weight"}.isdisjoint(names)
+
+    def test_wrn_16_4_decays_as_many_weights_as_the_paper_s(self) -> None:
+        model = fastaug.build_model("wrn-16-4", 100)
+        decayed, free = decay_groups(model, 5e-4)
+        assert sum(p.numel() for p in decayed["params"]) == 2_768_304
+        assert sum(p.numel() for p in decayed["params"] + free["params"]) == 2_770_666
+
+    def test_nf_resnet_gains_are_free_though_they_have_four_dimensions(self) -> None:
+        model = fastaug.build_model("nf_resnet26", 5)
+        names = undecayed(model)
+        gains = {n: p for n, p in model.named_parameters() if "gain" in n}
+        assert any(p.ndim == 4 for p in gains.values())
+        assert gains.keys() <= names
+        assert "stages.0.0.skipinit_gain" in names
+        assert {"stem.conv.weight", "stages.0.0.conv2.weight", "head.fc.weight"}.isdisjoint(names)
+        biases = {n for n, _ in model.named_parameters() if n.endswith("bias")}
+        assert names == gains.keys() | biases
+
+    def test_batch_norm(self) -> None:
+        model = fastaug.build_model("resnet18", 5)
+        names = undecayed(model)
+        norms = {
+            f"{name}.{kind}"
+            for name, module in model.named_modules()
+            if isinstance(module, nn.BatchNorm2d)
+            for kind in ("weight", "bias")
+        }
+        assert names == norms | {"head.bias"}
+
+    def test_what_a_timm_model_names_itself(self) -> None:
+        model = fastaug.build_model("timm/vit_tiny_patch16_224", 5, image_size=32)
+        assert {"pos_embed", "cls_token"} <= undecayed(model)
+
+
+class TestOptimiser:
+    def test_momentum_and_decay_follow_the_formula(self) -> None:
+        model = nn.Linear(2, 2)
+        weight = model.weight.detach().clone()
+        config = TrainConfig(lr=0.1, momentum=0.9, weight_decay=0.01)
+        optimiser = build_optimiser(model, config)
+        velocity = torch.zeros_like(weight)
+        for _ in range(3):
+            model.zero_grad()
+            (model.weight.sum() + model.bias.sum()).backward()
+            optimiser.step()
+            velocity = 0.9 * velocity + (1 + 0.01 * weight)
+            weight = weight - 0.1 * velocity
+        torch.testing.assert_close(model.weight.detach(), weight)
+
+    def test_without_apex_it_says_what_to_do(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        # PyPI's apex: a package of that name without optimizers.
+        monkeypatch.setitem(sys.modules, "apex", ModuleType("apex"))
+        with pytest.raises(ConfigError, match="NVIDIA's apex is not installed .*--optimiser sgd"):
+            build_optimiser(nn.Linear(2, 2), TrainConfig(optimiser="apex"))
+
+    def test_apex_is_used_on_request(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        optimizers = ModuleType("apex.optimizers")
+        optimizers.FusedSGD = torch.optim.SGD  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "apex", ModuleType("apex"))
+        monkeypatch.setitem(sys.modules, "apex.optimizers", optimizers)
+        optimiser = build_optimiser(nn.Linear(2, 2), TrainConfig(optimiser="apex", lr=0.3))
+        assert [group["weight_decay"] for group in optimiser.param_groups] == [5e-4, 0.0]
+        assert optimiser.defaults["momentum"] == 0.9
+        assert optimiser.defaults["lr"] == 0.3
+
+
+class TestSchedules:
+    def test_wrn_halving(self) -> None:
+        """Constant at B_u * 2^alpha for E/2, then halved every E/20: ten times in all."""
+        config = get_recipe("cifar100-wrn-16-4")
+        steps = 12_500
+        assert config.images_per_step == 4
+        peak = 4 * 2.0**-10
+        total = config.epochs * steps
+        rates = [learning_rate(t, steps, config) for t in range(0, total, 400)]
+        assert rates[0] == peak
+        assert learning_rate(total // 2 - 1, steps, config) == peak
+        assert learning_rate(total // 2, steps, config) == peak / 2
+        assert learning_rate(total - 1, steps, config) == peak / 2**10
+        assert len(set(rates)) == 11
+        # E/20 = 6.4 epochs is 80,000 updates: no whole number of epochs is assumed.
+        assert learning_rate(total // 2 + 79_999, steps, config) == peak / 2
+        assert learning_rate(total // 2 + 80_000, steps, config) == peak / 4
+
+    def test_nf_resnet_cosine_is_not_scaled(self) -> None:
+        config = get_recipe("imagenet-nf-resnet50")
+        total = config.epochs * 100
+        alpha = -2
+        for update in (0, 1, total // 3, total // 2, total - 1):
+            expected = 2.0 ** (alpha - 1) * (1 + math.cos(math.pi * update / total))
+            assert learning_rate(update, 100, config) == pytest.approx(expected)
+
+    def test_nfnet_warm_up_then_cosine(self) -> None:
+        config = get_recipe("imagenet-nfnet-f0")
+        total, warm = 180 * 10, 5 * 10
+        assert learning_rate(0, 10, config) == 0
+        assert learning_rate(25, 10, config) == pytest.approx(0.2)
+        assert learning_rate(warm, 10, config) == pytest.approx(0.4)
+        middle = warm + (total - warm) // 2
+        assert learning_rate(middle, 10, config) == pytest.approx(0.2)
+        assert learning_rate(total, 10, config) == pytest.approx(0)
+
+    def test_resnet18_cosine_is_scaled_by_the_unique_images(self) -> None:
+        config = get_recipe("cifar100-resnet18")
+        assert config.images_per_step == 33
+        total = config.epochs * 10
+        for update in (0, total // 4, total // 2):
+            expected = 33 * 2.0**-11 * (1 + math.cos(math.pi * update / total))
+            assert learning_rate(update, 10, config) == pytest.approx(expected)

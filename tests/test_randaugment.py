@@ -1,0 +1,222 @@
+"""The 16 operations against a numpy version, written from the formulas; and how they are drawn."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from fastaug.data.randaugment import NAMES, Operation, apply_operations, draw_operations
+from fastaug.data.stream import TRAIN_VIEWS, Stream
+
+# name -> arguments at magnitude 5 on a 224 px view, from the table of the paper's source
+AT_FIVE = {
+    "auto_contrast": (),
+    "equalize": (),
+    "invert": (),
+    "rotate": (15.0,),
+    "posterize": (2,),
+    "solarize": (128,),
+    "solarize_add": (55,),
+    "color": (1.0,),
+    "contrast": (1.0,),
+    "brightness": (1.0,),
+    "sharpness": (1.0,),
+    "shear_x": (0.15,),
+    "shear_y": (0.15,),
+    "translate_x": (50.0,),
+    "translate_y": (50.0,),
+}
+
+
+def picture(seed: int = 0, side: int = 24) -> np.ndarray:
+    """Smooth with some noise, and not over the full range, so that every operation shows."""
+    rng = np.random.default_rng(seed)
+    y, x = np.mgrid[0:side, 0:side] / side
+    smooth = np.stack([x, y, (x + y) / 2], -1) * 150 + 40
+    return (smooth + rng.normal(0, 10, smooth.shape)).clip(0, 255).astype(np.uint8)
+
+
+# --- the oracle ---
+
+
+def blend(degenerate: np.ndarray, image: np.ndarray, factor: float) -> np.ndarray:
+    mixed = degenerate.astype(np.float32) + np.float32(factor) * (
+        image.astype(np.float32) - degenerate.astype(np.float32)
+    )
+    return mixed.clip(0, 255).astype(np.uint8)
+
+
+def grey(image: np.ndarray) -> np.ndarray:
+    weights = np.array([0.299, 0.587, 0.114])
+    return (image @ weights + 0.5).astype(np.uint8)
+
+
+def nearest(image: np.ndarray, matrix: tuple[float, ...]) -> np.ndarray:
+    """out(x, y) = image at the nearest pixel to (a x + b y + c, d x + e y + f), 128 outside."""
+    a, b, c, d, e, f = matrix
+    height, width, _ = image.shape
+    out = np.full_like(image, 128)
+    for y in range(height):
+        for x in range(width):
+            u, v = math.floor(a * x + b * y + c + 0.5), math.floor(d * x + e * y + f + 0.5)
+            if 0 <= u < width and 0 <= v < height:
+                out[y, x] = image[v, u]
+    return out
+
+
+def oracle(image: np.ndarray, name: str, *args: float) -> np.ndarray:
+    height, width, _ = image.shape
+    out = image.copy()
+    if name == "auto_contrast":
+        for c in range(3):
+            low, high = int(image[..., c].min()), int(image[..., c].max())
+            if high > low:
+                out[..., c] = ((image[..., c] - float(low)) * (255 / (high - low))).clip(0, 255)
+    elif name == "equalize":
+        for c in range(3):
+            histogram = np.bincount(image[..., c].ravel(), minlength=256)
+            step = (histogram.sum() - histogram[np.flatnonzero(histogram)[-1]]) // 255
+            if step:
+                below = np.concatenate([[0], histogram.cumsum()[:-1]])
+                out[..., c] = ((below + step // 2) // step).clip(0, 255)[image[..., c]]
+    elif name == "invert":
+        out = 255 - image
+    elif name == "posterize":
+        out = (image.astype(int) // 2 ** (8 - args[0]) * 2 ** (8 - args[0])).astype(np.uint8)
+    elif name == "solarize":
+        out = np.where(image.astype(int) < args[0], image, 255 - image)
+    elif name == "solarize_add":
+        out = np.where(image < 128, (image.astype(int) + args[0]).clip(0, 255), image)
+    elif name == "color":
+        out = blend(np.repeat(grey(image)[..., None], 3, -1), image, *args)
+    elif name == "contrast":
+        out = blend(np.full_like(image, int(grey(image).mean() + 0.5)), image, *args)
+    elif name == "brightness":
+        out = blend(np.zeros_like(image), image, *args)
+    elif name == "sharpness":
+        smooth = image.astype(float)
+        shifts = [
+            np.roll(image.astype(float), (dy, dx), (0, 1)) for dy in (-1, 0, 1) for dx in (-1, 0, 1)
+        ]
+        mean = (sum(shifts) + 4 * image.astype(float)) / 13
+        smooth[1:-1, 1:-1] = np.floor(mean + 0.5)[1:-1, 1:-1]
+        out = blend(smooth.astype(np.uint8), image, *args)
+    elif name == "rotate":
+        cos, sin = math.cos(math.radians(args[0])), math.sin(math.radians(args[0]))
+        cx, cy = (width - 1) / 2, (height - 1) / 2
+        matrix = (cos, -sin, cx - cos * cx + sin * cy, sin, cos, cy - sin * cx - cos * cy)
+        out = nearest(image, matrix)
+    elif name == "shear_x":
+        out = nearest(image, (1, args[0], 0, 0, 1, 0))
+    elif name == "shear_y":
+        out = nearest(image, (1, 0, 0, args[0], 1, 0))
+    elif name == "translate_x":
+        out = nearest(image, (1, 0, args[0], 0, 1, 0))
+    elif name == "translate_y":
+        out = nearest(image, (1, 0, 0, 0, 1, args[0]))
+    elif name == "cutout":
+        left, top, right, bottom = (int(a) for a in args)
+        out[top:bottom, left:right] = 128
+    return out.astype(np.uint8)
+
+
+CASES = [
+    ("auto_contrast", ()),
+    ("equalize", ()),
+    ("invert", ()),
+    *(("posterize", (bits,)) for bits in (0, 1, 2, 4)),
+    *(("solarize", (threshold,)) for threshold in (0, 128, 256)),
+    *(("solarize_add", (addition,)) for addition in (0, 55, 110)),
+    *((n, (f,)) for n in ("color", "contrast", "brightness", "sharpness") for f in (0.1, 1.0, 1.9)),
+    *(("rotate", (angle,)) for angle in (0.0, 15.0, -15.0, 30.0)),
+    *((n, (s,)) for n in ("shear_x", "shear_y") for s in (0.15, -0.3)),
+    *((n, (p,)) for n in ("translate_x", "translate_y") for p in (5.0, -7.3)),
+    ("cutout", (3, 0, 11, 8)),
+]
+
+
+@pytest.mark.parametrize(("name", "arguments"), CASES)
+def test_an_operation_equals_the_oracle(name: str, arguments: tuple) -> None:
+    image = picture()
+    ours = apply_operations(image, (Operation(name, arguments),)).astype(int)
+    theirs = oracle(image, name, *arguments).astype(int)
+    if name == "rotate":  # pixels that lie between two sources may round either way
+        assert (ours != theirs).any(-1).mean() <= 0.01
+    else:
+        # Pillow's grey is integer arithmetic: one level at the most.
+        limit = 1 if name in ("color", "contrast", "sharpness") else 0
+        assert np.abs(ours - theirs).max() <= limit
+
+
+def test_the_cases_cover_every_operation() -> None:
+    assert {name for name, _ in CASES} == set(NAMES)
+    assert len(NAMES) == 16
+
+
+def test_a_flat_image_survives_every_operation() -> None:
+    flat = np.full((24, 24, 3), 77, np.uint8)
+    for name, arguments in CASES:
+        assert apply_operations(flat, (Operation(name, arguments),)).shape == flat.shape
+
+
+def test_the_input_is_not_changed() -> None:
+    image = picture()
+    before = image.copy()
+    for name, arguments in CASES:
+        apply_operations(image, (Operation(name, arguments),))
+    np.testing.assert_array_equal(image, before)
+
+
+def drawn(count: int, size: int = 224, layers: int = 4, magnitude: float = 5) -> list[Operation]:
+    return [
+        operation
+        for index in range(count)
+        for operation in draw_operations(Stream(0, 0, TRAIN_VIEWS, index), size, layers, magnitude)
+    ]
+
+
+def test_the_arguments_at_magnitude_five() -> None:
+    for operation in drawn(500):
+        if operation.name == "cutout":
+            left, top, right, bottom = operation.arguments
+            assert 20 <= right - left <= 40
+            assert 20 <= bottom - top <= 40
+        else:
+            assert tuple(abs(a) for a in operation.arguments) == pytest.approx(
+                AT_FIVE[operation.name]
+            )
+
+
+@pytest.mark.parametrize(
+    ("magnitude", "posterize", "color", "rotate"),
+    [(0, 0, 0.1, 0), (7, 2, 1.36, 21), (10, 4, 1.9, 30)],
+)
+def test_the_level_formulas(magnitude: float, posterize: int, color: float, rotate: float) -> None:
+    by_name = {operation.name: operation for operation in drawn(300, magnitude=magnitude)}
+    assert by_name["posterize"].arguments == (posterize,)
+    assert by_name["color"].arguments == pytest.approx((color,))
+    assert abs(by_name["rotate"].arguments[0]) == pytest.approx(rotate)
+
+
+def test_translate_and_cutout_scale_with_the_view() -> None:
+    small = {operation.name: operation for operation in drawn(300, size=56)}
+    assert abs(small["translate_x"].arguments[0]) == pytest.approx(12.5)
+    left, _, right, _ = small["cutout"].arguments
+    assert right - left <= 10
+
+
+def test_operations_and_signs_are_drawn_evenly() -> None:
+    operations = drawn(4000)
+    counts = Counter(operation.name for operation in operations)
+    assert len(counts) == 16
+    assert stats.chisquare(list(counts.values())).pvalue > 1e-4
+    signs = [operation.arguments[0] > 0 for operation in operations if operation.name == "rotate"]
+    assert abs(np.mean(signs) - 0.5) < 0.05
+    # Independent of the layer before: all pairs are equally likely.
+    names = [operation.name for operation in operations]
+    pairs = Counter(zip(names[0::4], names[1::4], strict=True))
+    assert stats.chisquare([pairs[a, b] for a in NAMES for b in NAMES]).pvalue > 1e-4

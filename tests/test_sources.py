@@ -1,0 +1,308 @@
+"""Data sources: real formats, made here; every wrong layout has its own message."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import shutil
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import CLASSES, write_folder
+from PIL import Image
+
+from fastaug.data.images import decode
+from fastaug.data.sources import check_classes, open_source, open_split
+from fastaug.errors import DataError
+
+
+class TestFolder:
+    def test_images_labels_and_classes(self, folder: Path) -> None:
+        train, test = open_source(str(folder))
+        assert train.classes == test.classes == CLASSES
+        assert np.bincount(train.labels).tolist() == [12, 12, 12]
+        assert np.bincount(test.labels).tolist() == [5, 5, 5]
+        for index in (0, 13, 35):
+            expected = np.asarray(Image.open(train.files[index]).convert("RGB"))
+            np.testing.assert_array_equal(train.image(index), expected)
+            assert train.files[index].parent.name == CLASSES[train.labels[index]]
+
+    def test_val_is_taken_for_the_test_set(self, tmp_path: Path) -> None:
+        root = write_folder(tmp_path, {"train": 2, "val": 1})
+        assert len(open_split(str(root), "test")) == 3
+
+    def test_images_may_lie_deeper(self, tmp_path: Path) -> None:
+        root = write_folder(tmp_path, {"train": 2, "test": 1})
+        (root / "train/red/more").mkdir()
+        (root / "train/red/00.jpg").rename(root / "train/red/more/00.JPG")
+        assert len(open_split(str(root), "train")) == 6
+
+    def test_no_such_path(self) -> None:
+        with pytest.raises(DataError, match="--data nowhere: no such file or folder"):
+            open_split("nowhere", "train")
+
+    def test_no_data_given(self) -> None:
+        with pytest.raises(DataError, match="give --data PATH"):
+            open_split("", "train")
+
+    def test_no_split_folders(self, tmp_path: Path) -> None:
+        with pytest.raises(DataError, match="no folder train/ in it"):
+            open_split(str(tmp_path), "train")
+        (tmp_path / "train/a").mkdir(parents=True)
+        with pytest.raises(DataError, match="no folder val/ or test/ in it"):
+            open_split(str(tmp_path), "test")
+
+    def test_no_class_folders(self, tmp_path: Path) -> None:
+        (tmp_path / "train").mkdir()
+        (tmp_path / "train/a.jpg").touch()
+        with pytest.raises(DataError, match="no class folders"):
+            open_split(str(tmp_path), "train")
+
+    def test_a_class_without_images(self, tmp_path: Path) -> None:
+        root = write_folder(tmp_path, {"train": 1, "test": 1})
+        (root / "train/green/00.jpg").rename(root / "train/green/00.txt")
+        with pytest.raises(DataError, match=r"green: no images in it \(\.bmp"):
+            open_split(str(root), "train")
+
+    def test_one_class_only(self, tmp_path: Path) -> None:
+        root = write_folder(tmp_path, {"train": 1, "test": 1})
+        shutil.rmtree(root / "train/green")
+        shutil.rmtree(root / "train/red")
+        with pytest.raises(DataError, match=r"train: only one class \(blue\)"):
+            open_split(str(root), "train")
+
+    def test_classes_that_differ(self, tmp_path: Path) -> None:
+        root = write_folder(tmp_path, {"train": 1, "test": 1})
+        (root / "test/red").rename(root / "test/rouge")
+        with pytest.raises(DataError, match=r"test has rouge more; .*test lacks red$"):
+            open_source(str(root))
+
+    def test_the_fingerprint_knows_the_set_but_not_the_place(
+        self, folder: Path, tmp_path: Path
+    ) -> None:
+        moved = Path(shutil.copytree(folder, tmp_path / "moved"))
+        before = open_split(str(folder), "train").fingerprint
+        assert open_split(str(moved), "train").fingerprint == before
+        (moved / "train/red/03.jpg").unlink()
+        assert open_split(str(moved), "train").fingerprint != before
+
+
+class TestDecode:
+    @pytest.mark.parametrize("mode", ["L", "RGBA", "P", "CMYK", "1", "I;16"])
+    def test_every_mode_becomes_rgb(self, mode: str, tmp_path: Path) -> None:
+        file = tmp_path / ("x.tif" if mode in ("CMYK", "I;16") else "x.png")
+        Image.new("L", (5, 4), 200).convert(mode).save(file)
+        image = decode(file)
+        assert image.shape == (4, 5, 3)
+        assert image.dtype == np.uint8
+
+    @pytest.mark.parametrize("damage", ["truncate", "empty", "noise"])
+    def test_a_bad_file_is_named(self, damage: str, tmp_path: Path) -> None:
+        file = tmp_path / "bad.jpg"
+        Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8)).save(file)
+        content = file.read_bytes()
+        damaged = {"truncate": content[:900], "empty": b"", "noise": os.urandom(500)}[damage]
+        file.write_bytes(damaged)
+        with pytest.raises(DataError, match=r"bad\.jpg: cannot be decoded .*mend or remove it$"):
+            decode(file)
+
+    def test_a_missing_file_is_named(self, tmp_path: Path) -> None:
+        with pytest.raises(DataError, match=r"gone\.jpg: the file is gone"):
+            decode(tmp_path / "gone.jpg")
+
+    def test_a_header_that_claims_a_huge_image(self, tmp_path: Path) -> None:
+        file = tmp_path / "bomb.png"
+        Image.new("1", (20_000, 20_000)).save(file)
+        assert file.stat().st_size < 100_000
+        with pytest.raises(DataError, match=r"bomb\.png: cannot be decoded"):
+            decode(file)
+
+
+def cifar_pixels(count: int, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (count, 3072), np.uint8)
+
+
+def write_cifar(root: Path, kind: int, protocol: int = 2) -> Path:
+    """CIFAR-10's or CIFAR-100's python files, with bytes as keys as Python 2 left them."""
+    folder = root / {10: "cifar-10-batches-py", 100: "cifar-100-python"}[kind]
+    folder.mkdir(parents=True)
+
+    def dump(name: str, content: dict) -> None:
+        (folder / name).write_bytes(pickle.dumps(content, protocol))
+
+    if kind == 10:
+        dump("batches.meta", {b"label_names": [f"class{i}".encode() for i in range(10)]})
+        for seed, name in enumerate([*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]):
+            labels = [(seed + i) % 10 for i in range(4)]
+            dump(name, {b"data": cifar_pixels(4, seed), b"labels": labels})
+    else:
+        dump("meta", {b"fine_label_names": [f"class{i}".encode() for i in range(100)]})
+        for seed, name in enumerate(["train", "test"]):
+            labels = [(7 * seed + i) % 100 for i in range(4)]
+            dump(name, {b"data": cifar_pixels(4, seed), b"fine_labels": labels})
+    return folder
+
+
+class TestCifar:
+    @pytest.mark.parametrize("kind", [10, 100])
+    @pytest.mark.parametrize("form", ["folder", "parent", "tar.gz"])
+    @pytest.mark.parametrize("protocol", [2, 4])
+    def test_every_form(self, kind: int, form: str, protocol: int, tmp_path: Path) -> None:
+        folder = write_cifar(tmp_path, kind, protocol)
+        path = {"folder": folder, "parent": tmp_path, "tar.gz": tmp_path / "cifar.tar.gz"}[form]
+        if form == "tar.gz":
+            with tarfile.open(path, "w:gz") as archive:
+                archive.add(folder, folder.name)
+            shutil.rmtree(folder)
+        train, test = open_source(str(path))
+        assert len(train) == (20 if kind == 10 else 4)
+        assert len(test) == 4
+        assert train.classes[:2] == ("class0", "class1")
+        assert len(train.classes) == kind
+        # Rows are planes of red, green and blue, each 32 x 32.
+        red, green, blue = cifar_pixels(4, 0)[2].reshape(3, 1024)
+        np.testing.assert_array_equal(train.image(2)[..., 0].ravel(), red)
+        np.testing.assert_array_equal(train.image(2)[..., 1].ravel(), green)
+        np.testing.assert_array_equal(train.image(2)[..., 2].ravel(), blue)
+        assert test.labels.tolist() == ([5, 6, 7, 8] if kind == 10 else [7, 8, 9, 10])
+
+    def test_a_pickle_cannot_run_code(self, tmp_path: Path) -> None:
+        folder = write_cifar(tmp_path, 10)
+        proof = tmp_path / "executed"
+
+        class Malice:
+            def __reduce__(self):
+                return (os.system, (f"touch {proof}",))
+
+        (folder / "data_batch_3").write_bytes(pickle.dumps({b"data": Malice()}))
+        with pytest.raises(DataError, match=r"data_batch_3: not CIFAR's pickle \(it asks for"):
+            open_split(str(folder), "train")
+        assert not proof.exists()
+
+    @pytest.mark.parametrize("content", [b"", b"\x80\x02garbage", pickle.dumps([1, 2])])
+    def test_a_torn_file(self, content: bytes, tmp_path: Path) -> None:
+        folder = write_cifar(tmp_path, 10)
+        (folder / "data_batch_2").write_bytes(content)
+        with pytest.raises(DataError, match="pickle"):
+            open_split(str(folder), "train")
+
+    def test_a_missing_file(self, tmp_path: Path) -> None:
+        folder = write_cifar(tmp_path, 10)
+        (folder / "data_batch_5").unlink()
+        with pytest.raises(DataError, match="CIFAR's file data_batch_5 is missing"):
+            open_split(str(folder), "train")
+
+    def test_an_archive_with_another_layout(self, tmp_path: Path) -> None:
+        path = tmp_path / "other.tar.gz"
+        with tarfile.open(path, "w:gz") as archive:
+            archive.addfile(tarfile.TarInfo("photos/a.jpg"), io.BytesIO())
+        with pytest.raises(DataError, match=r"not CIFAR's layout; .*found photos/a\.jpg"):
+            open_split(str(path), "train")
+
+    def test_not_an_archive(self, tmp_path: Path) -> None:
+        path = tmp_path / "cifar-10-python.tar.gz"
+        path.write_bytes(b"no archive at all")
+        with pytest.raises(DataError, match="not a readable tar archive"):
+            open_split(str(path), "train")
+
+    def test_a_truncated_archive(self, tmp_path: Path) -> None:
+        folder, path = write_cifar(tmp_path, 10), tmp_path / "cifar.tar.gz"
+        with tarfile.open(path, "w:gz") as archive:
+            archive.add(folder, folder.name)
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+        with pytest.raises(DataError, match=r"cifar\.tar\.gz"):
+            open_split(str(path), "train")
+
+    def test_a_path_out_of_the_archive_writes_nothing(self, tmp_path: Path) -> None:
+        inside = tmp_path / "inside"
+        inside.mkdir()
+        path = inside / "evil.tar.gz"
+        with tarfile.open(path, "w:gz") as archive:
+            member = tarfile.TarInfo("../escaped")
+            member.size = 3
+            archive.addfile(member, io.BytesIO(b"abc"))
+        with pytest.raises(DataError):
+            open_split(str(path), "train")
+        assert not (tmp_path / "escaped").exists()
+
+
+def npz(path: Path, **arrays: np.ndarray) -> str:
+    np.savez(path / "set.npz", **arrays)
+    return str(path / "set.npz")
+
+
+class TestNpz:
+    images = np.random.default_rng(0).integers(0, 256, (40, 8, 9, 3), np.uint8)
+    labels = np.arange(40) % 4
+
+    @pytest.mark.parametrize(
+        "names",
+        [
+            ("train_images", "train_labels", "test_images", "test_labels"),
+            ("x_train", "y_train", "x_test", "y_test"),
+            ("images", "labels", "val_images", "val_labels"),
+        ],
+    )
+    def test_both_splits(self, names: tuple[str, ...], tmp_path: Path) -> None:
+        arrays = (self.images, self.labels, self.images[:7], self.labels[:7, None])
+        train, test = open_source(npz(tmp_path, **dict(zip(names, arrays, strict=True))))
+        assert (len(train), len(test)) == (40, 7)
+        np.testing.assert_array_equal(train.image(3), self.images[3])
+        assert test.labels.tolist() == [0, 1, 2, 3, 0, 1, 2]
+        assert train.classes == ("0", "1", "2", "3")
+
+    def test_a_test_set_is_held_out_where_there_is_none(self, tmp_path: Path) -> None:
+        train, test = open_source(npz(tmp_path, images=self.images, labels=self.labels))
+        assert (len(train), len(test)) == (36, 4)
+        assert sorted(test.labels.tolist()) == [0, 1, 2, 3]
+        seen = {image.tobytes() for image in (*train.array, *test.array)}
+        assert seen == {image.tobytes() for image in self.images}
+
+    def test_names_of_the_classes(self, tmp_path: Path) -> None:
+        path = npz(tmp_path, images=self.images, labels=self.labels, classes=list("abcd"))
+        assert open_split(path, "train").classes == ("a", "b", "c", "d")
+
+    def test_grey_images(self, tmp_path: Path) -> None:
+        train = open_split(npz(tmp_path, images=self.images[..., 0], labels=self.labels), "train")
+        np.testing.assert_array_equal(train.image(0), np.repeat(self.images[0, ..., :1], 3, -1))
+
+    @pytest.mark.parametrize(
+        ("arrays", "message"),
+        [
+            ({"images": images / 255, "labels": labels}, "must be uint8 .* got float64"),
+            ({"images": images[:, 0], "labels": labels[:3]}, "one for each image"),
+            ({"images": images.transpose(0, 3, 1, 2), "labels": labels}, r"\[40, 3, 8, 9\]"),
+            ({"images": images, "labels": labels[:30]}, r"integers of shape \[40\].*\[30\]"),
+            ({"images": images, "labels": labels - 1}, "labels must be 0 to 2, .*got -1 to 2"),
+            ({"images": images, "labels": labels * 0}, "only one class"),
+            ({"pictures": images}, "no arrays of images and labels; has pictures"),
+            ({"images": images[:0], "labels": labels[:0]}, "no images"),
+        ],
+    )
+    def test_wrong_layouts(self, arrays: dict, message: str, tmp_path: Path) -> None:
+        with pytest.raises(DataError, match=message):
+            open_split(npz(tmp_path, **arrays), "train")
+
+    def test_object_arrays_are_not_unpickled(self, tmp_path: Path) -> None:
+        path = npz(tmp_path, images=np.array([{}, {}], object), labels=self.labels)
+        with pytest.raises(DataError, match="not a readable .npz"):
+            open_split(path, "train")
+
+    def test_not_an_npz(self, tmp_path: Path) -> None:
+        (tmp_path / "x.npz").write_bytes(b"nothing of the kind")
+        with pytest.raises(DataError, match="not a readable .npz"):
+            open_split(str(tmp_path / "x.npz"), "train")
+
+
+def test_an_unknown_kind_of_file(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").touch()
+    with pytest.raises(DataError, match="not a kind of data that is known"):
+        open_split(str(tmp_path / "x.csv"), "train")
+
+
+def test_classes_in_another_order(folder: Path) -> None:
+    with pytest.raises(DataError, match="another order"):
+        check_classes(open_split(str(folder), "test"), CLASSES[::-1], "the checkpoint")

@@ -1,0 +1,207 @@
+"""The loader: what a batch holds depends on (seed, epoch, image, view) alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import fastaug
+from fastaug.batch import ViewBatch
+from fastaug.config import TrainConfig
+from fastaug.data.sources import open_split
+from fastaug.data.torch_loader import TorchLoader, worker_count
+from fastaug.errors import CheckpointError, DataError
+from fastaug.loaders import build_evaluation_loader
+
+Tiny = Callable[..., TrainConfig]
+
+
+def views_by_image(batches: list[ViewBatch]) -> dict[int, torch.Tensor]:
+    """Place in the data set -> its views: [K, 3, S, S]."""
+    return {
+        int(index): views
+        for batch in batches
+        for index, views in zip(batch.indices, batch.views, strict=True)
+    }
+
+
+def epoch_of(config: TrainConfig, epoch: int = 0, **ranks: int) -> dict[int, torch.Tensor]:
+    loader = fastaug.build_loader(config, **ranks)
+    loader.set_epoch(epoch)
+    return views_by_image(list(loader))
+
+
+def test_a_batch(tiny: Tiny, folder: Path) -> None:
+    loader = fastaug.build_loader(tiny())
+    batch = next(iter(loader))
+    assert batch.views.shape == (8, 2, 3, 16, 16)
+    assert batch.views.dtype == torch.float32
+    assert batch.flat.shape == (16, 3, 16, 16)
+    assert batch.flat.is_contiguous(memory_format=torch.channels_last)
+    assert batch.flat.data_ptr() == batch.views.data_ptr()
+    labels = open_split(str(folder), "train").labels
+    assert batch.labels.tolist() == labels[batch.indices].tolist()
+
+
+@pytest.mark.parametrize("augment", ["crop-flip", "randaugment"])
+def test_views_depend_on_seed_epoch_image_and_view_alone(tiny: Tiny, augment: str) -> None:
+    config = tiny(augment=augment)
+    expected = epoch_of(config)
+    others = {
+        "workers": epoch_of(replace(config, workers=2)),
+        "batch size": epoch_of(replace(config, batch_size=24)),
+        "ranks": {**epoch_of(config, rank=0, ranks=2), **epoch_of(config, rank=1, ranks=2)},
+        "accumulation": epoch_of(replace(config, accumulate=2)),
+        "number of views": epoch_of(replace(config, views=4, batch_size=32)),
+    }
+    for name, found in others.items():
+        common = expected.keys() & found.keys()
+        assert len(common) > 20, name
+        for index in common:
+            assert torch.equal(found[index][:2], expected[index]), name
+
+
+def test_views_differ_by_seed_epoch_image_and_view(tiny: Tiny) -> None:
+    config = tiny(batch_size=24)
+    first = epoch_of(config)
+    for other in (epoch_of(replace(config, seed=1)), epoch_of(config, epoch=1)):
+        assert not any(torch.equal(first[i], other[i]) for i in first.keys() & other.keys())
+    assert not any(torch.equal(views[0], views[1]) for views in first.values())
+
+
+def test_the_order_changes_with_the_epoch_and_misses_nothing(tiny: Tiny) -> None:
+    loader = fastaug.build_loader(tiny(batch_size=24))
+    epochs = [[int(i) for batch in loader for i in batch.indices] for _ in range(3)]
+    assert [sorted(epoch) for epoch in epochs] == [list(range(36))] * 3
+    assert epochs[0] != epochs[1] != epochs[2]
+    assert loader.epoch == 3
+
+
+@pytest.mark.parametrize(("ranks", "accumulate"), [(1, 1), (1, 3), (2, 1), (2, 2), (3, 1)])
+def test_ranks_and_parts_make_up_the_batches_of_one(
+    tiny: Tiny, ranks: int, accumulate: int
+) -> None:
+    config = tiny(batch_size=24, accumulate=accumulate)
+    whole = [b.indices.tolist() for b in fastaug.build_loader(replace(config, accumulate=1))]
+    loaders = [fastaug.build_loader(config, rank=rank, ranks=ranks) for rank in range(ranks)]
+    assert {len(loader) for loader in loaders} == {len(whole) * accumulate}
+    together = [
+        [int(i) for batch in parts for i in batch.indices] for parts in zip(*loaders, strict=True)
+    ]
+    steps = [sum(together[i : i + accumulate], []) for i in range(0, len(together), accumulate)]
+    assert steps == whole
+
+
+def test_a_rest_that_makes_no_step_is_left_out(tiny: Tiny) -> None:
+    loader = fastaug.build_loader(tiny(batch_size=20))  # 36 images in steps of 10
+    assert len(loader) == 3
+    epochs = [{int(i) for batch in loader for i in batch.indices} for _ in range(8)]
+    assert {len(epoch) for epoch in epochs} == {30}
+    assert set.union(*epochs) == set(range(36))
+
+
+def test_too_few_images_for_a_step(tiny: Tiny) -> None:
+    with pytest.raises(DataError, match=r"36 images are less than one optimiser step of 50"):
+        fastaug.build_loader(tiny(batch_size=100))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("augment", ["crop-flip", "randaugment"])
+def test_a_state_continues_with_the_very_next_batch(tiny: Tiny, workers: int, augment: str) -> None:
+    config = tiny(workers=workers, augment=augment)
+    through = fastaug.build_loader(config)
+    expected = [*through, *through]
+    stopped = fastaug.build_loader(config)
+    for _ in zip(range(2), stopped, strict=False):
+        pass
+    state = stopped.state_dict()
+    resumed = fastaug.build_loader(config)
+    resumed.load_state_dict(state)
+    rest = [*resumed, *resumed]
+    assert len(rest) == len(expected) - 2
+    for ours, theirs in zip(rest, expected[2:], strict=True):
+        assert torch.equal(ours.views, theirs.views)
+        assert torch.equal(ours.indices, theirs.indices)
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"seed": 5}, "its seed is 0, here it is 5"),
+        ({"views": 4}, "its views is 2, here it is 4"),
+        ({"batch_size": 24}, "its images per batch over all ranks is 8, here it is 12"),
+    ],
+)
+def test_a_state_of_another_configuration_is_refused(tiny: Tiny, changes: dict, what: str) -> None:
+    state = fastaug.build_loader(tiny()).state_dict()
+    with pytest.raises(CheckpointError, match=what):
+        fastaug.build_loader(tiny(**changes)).load_state_dict(state)
+
+
+def test_without_augmentation_all_views_are_the_same(tiny: Tiny) -> None:
+    for views in epoch_of(tiny(augment="none")).values():
+        assert torch.equal(views[0], views[1])
+
+
+class TestEvaluationLoader:
+    @pytest.mark.parametrize("views", [0, 3])
+    @pytest.mark.parametrize("batch_size", [1, 7, 256])
+    def test_every_image_once_in_order(
+        self, tiny: Tiny, folder: Path, views: int, batch_size: int
+    ) -> None:
+        images = open_split(str(folder), "test")
+        loader = build_evaluation_loader(tiny(), images, views=views, batch_size=batch_size)
+        batches = list(loader)
+        assert len(batches) == len(loader)
+        assert [int(i) for b in batches for i in b.indices] == list(range(15))
+        assert {b.views.shape[1] for b in batches} == {max(1, views)}
+
+    def test_test_views_are_not_those_of_training(self, tiny: Tiny, folder: Path) -> None:
+        images = open_split(str(folder), "train")
+        loader = build_evaluation_loader(tiny(), images, views=2, batch_size=72)
+        train = epoch_of(tiny(batch_size=24))
+        for index, views in views_by_image(list(loader)).items():
+            assert not torch.equal(views, train[index])
+
+    def test_a_model_without_augmentation_is_measured_on_crops(
+        self, tiny: Tiny, folder: Path
+    ) -> None:
+        images = open_split(str(folder), "test")
+        loader = build_evaluation_loader(tiny(augment="none"), images, views=2, batch_size=8)
+        views = next(iter(loader)).views
+        assert not torch.equal(views[:, 0], views[:, 1])
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_bad_file_is_named_in_one_line(
+    tiny: Tiny, tmp_path: Path, folder: Path, workers: int
+) -> None:
+    images = open_split(str(folder), "train")
+    bad = tmp_path / "bad.jpg"
+    bad.write_bytes(b"not an image")
+    images = replace(images, files=(*images.files[:7], bad, *images.files[8:]))
+    loader = TorchLoader(images, tiny(workers=workers), train=True, images_per_batch=9)
+    with pytest.raises(DataError, match=r"^\S+bad\.jpg: cannot be decoded \([^\n]*$"):
+        list(loader)
+
+
+def test_worker_count() -> None:
+    assert worker_count(3) == 3
+    assert 1 <= worker_count(-1) <= 8
+
+
+def test_images_in_memory(tmp_path: Path, tiny: Tiny) -> None:
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (20, 16, 16, 3), np.uint8)
+    np.savez(tmp_path / "set.npz", images=images, labels=np.arange(20) % 2)
+    config = tiny(data=str(tmp_path / "set.npz"), crop="pad", normalise="cifar", augment="none")
+    (batch, _) = fastaug.build_loader(config)
+    kept = [i for i in range(20) if i not in (18, 19)]  # the tenth of each class is held out
+    levels = batch.views[0, 0].permute(1, 2, 0) * torch.tensor([63.0, 62.1, 66.7])
+    levels += torch.tensor([125.3, 123.0, 113.9])
+    np.testing.assert_allclose(levels, images[kept[int(batch.indices[0])]], atol=1e-3)

@@ -1,0 +1,301 @@
+"""The trainer: what a run leaves behind, that it repeats itself, and that nothing is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from fastaug import evaluate, trainer
+from fastaug.checkpoint import load_checkpoint
+from fastaug.config import TrainConfig
+from fastaug.errors import CheckpointError, ConfigError, DataError
+from fastaug.telemetry import Meter
+from fastaug.trainer import Trainer
+
+Tiny = Callable[..., TrainConfig]
+STEPS = 8  # of tiny(): 36 images, 8 in a step, 2 epochs
+
+
+def run(config: TrainConfig, name: str = "", checkpoint: Path | None = None) -> Path:
+    config = replace(config, out=f"{config.out}{name}")
+    Trainer(config, checkpoint).fit()
+    return Path(config.out)
+
+
+def weights(folder: Path, name: str = "last.pt") -> dict[str, Tensor]:
+    return load_checkpoint(folder / name)["model"]
+
+
+def assert_same_weights(ours: Path, theirs: Path) -> None:
+    first, second = weights(ours), weights(theirs)
+    assert first.keys() == second.keys()
+    for name in first:
+        assert torch.equal(first[name], second[name]), name
+
+
+def metrics(folder: Path) -> list[dict]:
+    """The records without what the machine's speed put there."""
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in record.items() if k != "timing"} for record in records]
+
+
+def test_what_a_run_leaves_behind(tiny: Tiny) -> None:
+    folder = run(tiny())
+    names = {path.name for path in folder.iterdir()}
+    events = {name for name in names if name.startswith("events.out.tfevents")}
+    assert names - events == {"config.json", "metrics.jsonl", "summary.json", "last.pt", "best.pt"}
+    assert len(events) == 1
+    kinds = [(record["kind"], record["step"]) for record in metrics(folder)]
+    assert kinds == [
+        *(("train", step) for step in (2, 4)),
+        ("eval", 4),
+        *(("train", step) for step in (6, 8)),
+        ("eval", 8),
+        ("final", 8),
+    ]
+    first = metrics(folder)[0]
+    assert first.keys() == {"kind", "step", "epoch", "loss", "nll", "kl", "lr"}
+    assert first["loss"] == pytest.approx(first["nll"] + first["kl"], abs=1e-5)
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["finished"]
+    assert summary["measures"].keys() == {
+        *("top1", "top5", "nll", "invariance"),
+        *("tta_top1", "tta_top5", "tta_logits_top1", "tta_logits_top5"),
+    }
+
+
+def test_it_learns(tiny: Tiny) -> None:
+    folder = run(tiny(epochs=12))
+    assert json.loads((folder / "summary.json").read_text())["measures"]["top1"] > 0.9
+
+
+def test_two_runs_of_one_seed_are_the_same(tiny: Tiny) -> None:
+    config = tiny(augment="randaugment", workers=1)
+    first, second = run(config, "1"), run(replace(config, workers=0), "2")
+    assert metrics(first) == metrics(second)
+    assert_same_weights(first, second)
+    other = run(replace(config, seed=1), "3")
+    assert metrics(other) != metrics(first)
+
+
+@pytest.mark.parametrize("stop", range(1, STEPS))
+def test_stopping_after_any_step_changes_nothing(tiny: Tiny, stop: int) -> None:
+    config = tiny(accumulate=2, log_every=3)
+    whole = run(config, "-whole")
+    stopped = run(replace(config, max_steps=stop))
+    assert load_checkpoint(stopped / "last.pt")["step"] == stop
+    resumed = run(config, checkpoint=stopped / "last.pt")
+    assert_same_weights(resumed, whole)
+    assert metrics(resumed) == metrics(whole)
+    assert (
+        load_checkpoint(resumed / "best.pt")["step"] == load_checkpoint(whole / "best.pt")["step"]
+    )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"ema": 0.9},
+        {"precision": "bf16"},
+        {"precision": "fp16"},
+        {"augment": "randaugment", "workers": 1},
+        {"model": "timm/test_vit", "dropout": 0.2, "stochastic_depth": 0.2, "size": 32},
+        {"model": "resnet18", "max_steps": 6},
+        {"average": "logits", "label_smoothing": 0.1, "schedule": "halving", "nesterov": True},
+    ],
+    ids=lambda changes: "-".join(f"{k}={v}" for k, v in changes.items()),
+)
+def test_stopping_in_the_middle_of_an_epoch(tiny: Tiny, changes: dict) -> None:
+    config = tiny(**changes)
+    whole = run(config, "-whole")
+    stopped = run(replace(config, max_steps=5))
+    resumed = run(config, checkpoint=stopped / "last.pt")
+    assert_same_weights(resumed, whole)
+    assert metrics(resumed) == metrics(whole)
+    ema = load_checkpoint(resumed / "last.pt")["ema"]
+    assert (ema is not None) == (config.ema > 0)
+    if ema is not None:
+        expected = load_checkpoint(whole / "last.pt")["ema"]
+        assert all(torch.equal(ema[name], expected[name]) for name in expected)
+
+
+def test_parts_add_up_to_the_whole_step(tiny: Tiny) -> None:
+    """In fp32 the same weights, but for the order of the sums."""
+    once = run(tiny(lr=0.01), "1")
+    parts = run(tiny(lr=0.01, accumulate=4), "4")
+    for ours, theirs in zip(weights(once).values(), weights(parts).values(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+def test_a_moving_average_is_what_is_evaluated(tiny: Tiny) -> None:
+    folder = run(tiny(ema=0.5, epochs=1))
+    state = load_checkpoint(folder / "last.pt")
+    name = "head.weight"
+    assert not torch.equal(state["ema"][f"module.{name}"], state["model"][name])
+    assert torch.equal(evaluate.evaluated_weights(state)[name], state["ema"][f"module.{name}"])
+
+
+def test_metrics_are_read_every_few_steps_alone(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads = []
+    means = Meter.means
+    monkeypatch.setattr(Meter, "means", lambda meter: reads.append(1) or means(meter))
+    run(tiny(log_every=3))
+    assert len(reads) == 4  # steps 3, 4 (end of the epoch), 6 and 8
+
+
+def test_checkpoints_within_an_epoch(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved = []
+    save = trainer.save_checkpoint
+
+    def spy(path: Path, state: dict) -> None:
+        saved.append((path.name, state["step"], state["loader"]["position"]))
+        save(path, state)
+
+    monkeypatch.setattr(trainer, "save_checkpoint", spy)
+    run(tiny(checkpoint_every=3, epochs=1))
+    assert ("last.pt", 3, 3) in saved
+
+
+def test_evaluation_now_and_then(tiny: Tiny) -> None:
+    folder = run(tiny(epochs=5, eval_every=2))
+    evaluated = [r["epoch"] for r in metrics(folder) if r["kind"] == "eval"]
+    assert evaluated == [2, 4, 5]
+
+
+def test_a_stop_before_the_first_epoch_still_leaves_a_best(tiny: Tiny) -> None:
+    folder = run(tiny(max_steps=1))
+    assert (folder / "best.pt").exists()
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (summary["finished"], summary["step"], summary["total_steps"]) == (False, 1, STEPS)
+
+
+class TestResume:
+    def test_other_settings_are_refused(self, tiny: Tiny) -> None:
+        stopped = run(tiny(max_steps=1))
+        with pytest.raises(
+            CheckpointError, match=r"other settings; it has --lr 0.05 \(here: 0.1\)"
+        ):
+            Trainer(tiny(lr=0.1), stopped / "last.pt")
+
+    def test_other_data_is_refused(self, tiny: Tiny, folder: Path, tmp_path: Path) -> None:
+        stopped = run(tiny(max_steps=1))
+        other = Path(shutil.copytree(folder, tmp_path / "other"))
+        (other / "train/red/00.jpg").unlink()
+        with pytest.raises(CheckpointError, match="its number of images is 36, here it is 35"):
+            Trainer(tiny(data=str(other)), stopped / "last.pt")
+
+    def test_data_that_has_moved_is_the_same(
+        self, tiny: Tiny, folder: Path, tmp_path: Path
+    ) -> None:
+        stopped = run(tiny(max_steps=1))
+        moved = shutil.copytree(folder, tmp_path / "moved")
+        Trainer(tiny(data=str(moved)), stopped / "last.pt")
+
+    def test_a_finished_run_is_evaluated_again(self, tiny: Tiny) -> None:
+        finished = run(tiny())
+        before = metrics(finished)
+        assert metrics(run(tiny(), checkpoint=finished / "last.pt")) == before
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_an_error_of_the_data_loses_no_step(
+    tiny: Tiny, folder: Path, tmp_path: Path, accumulate: int
+) -> None:
+    config = tiny(accumulate=accumulate)
+    whole = run(config, "-whole")
+    data = Path(shutil.copytree(folder, tmp_path / "data"))
+    config = replace(config, data=str(data))
+    failing = Trainer(config)
+    # The image that step 3 sees first: two steps are made before it.
+    batches = list(failing.loader.batches())
+    victim = failing.train_images.files[batches[2 * accumulate][1][-1]]
+    content = victim.read_bytes()
+    victim.write_bytes(content[:100])
+    with pytest.raises(DataError, match=victim.name):
+        failing.fit()
+    assert load_checkpoint(Path(config.out) / "last.pt")["step"] == 2
+    victim.write_bytes(content)
+    assert_same_weights(run(config, checkpoint=Path(config.out) / "last.pt"), whole)
+
+
+def test_an_error_in_the_middle_of_a_step_loses_no_step(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny(accumulate=2, model="timm/test_vit", dropout=0.3, size=32)
+    whole = run(config, "-whole")
+    calls = []
+
+    def fails_once(*args: object, **kwargs: object) -> object:
+        calls.append(1)
+        if len(calls) == 6:  # the second part of the third step
+            raise RuntimeError("out of memory")
+        return objective(*args, **kwargs)
+
+    objective = trainer.objective
+    monkeypatch.setattr(trainer, "objective", fails_once)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        run(config)
+    folder = Path(config.out)
+    assert load_checkpoint(folder / "last.pt")["step"] == 2
+    assert_same_weights(run(config, checkpoint=folder / "last.pt"), whole)
+
+
+def test_a_device_that_is_not_there(tiny: Tiny) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    with pytest.raises(ConfigError, match="--device cuda: torch .* finds no CUDA GPU here"):
+        Trainer(tiny(device="cuda"))
+    with pytest.raises(ConfigError, match="--device must be auto, cpu, cuda or cuda:N, got 'gpu'"):
+        Trainer(tiny(device="gpu"))
+
+
+def test_compile(tiny: Tiny) -> None:
+    """The compiled network gives the same loss as the plain one."""
+    plain = metrics(run(tiny(max_steps=2, tta=0), "1"))
+    compiled = metrics(run(tiny(max_steps=2, tta=0, compile=True), "2"))
+    assert compiled[0]["loss"] == pytest.approx(plain[0]["loss"], rel=1e-4)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_and_ends(tiny: Tiny, signum: int) -> None:
+    """As a user does it: the whole process group hears Ctrl-C, the workers too."""
+    config = tiny(workers=1, epochs=60, eval_every=60)
+    flags = [
+        *("--data", config.data, "--model", config.model, "--size", "16", "--views", "2"),
+        *("--batch-size", "16", "--epochs", "60", "--lr", "0.05", "--eval-every", "60"),
+        *("--workers", "1", "--tta", "2", "--log-every", "2"),
+    ]
+    command = [sys.executable, "-m", "fastaug.train", *flags, "--out", config.out]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    metrics_file = Path(config.out) / "metrics.jsonl"
+    deadline = time.time() + 120
+    while not (metrics_file.exists() and metrics_file.stat().st_size):
+        assert process.poll() is None, process.communicate()
+        assert time.time() < deadline
+        time.sleep(0.02)
+    os.killpg(process.pid, signum) if signum == signal.SIGINT else process.send_signal(signum)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 128 + signum, err
+    assert "Traceback" not in out + err
+    assert f"continue with --resume {config.out}" in out.replace("\n", "")
+    step = load_checkpoint(Path(config.out) / "last.pt")["step"]
+    assert 0 < step < 240
+    again = [sys.executable, "-m", "fastaug.train", "--resume", config.out]
+    subprocess.run(again, check=True, capture_output=True)
+    assert_same_weights(Path(config.out), run(replace(config, workers=0), "-whole"))
