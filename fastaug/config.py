@@ -14,12 +14,13 @@ class TrainConfig:
     """Train an image classifier on K random views of every image at once."""
 
     recipe: str = "shapes"
-    """Named set of defaults for all other flags (fastaug/recipes.py lists them)."""
+    """Named defaults of all other flags: shapes, cifar100-wrn-16-4, cifar100-resnet18,
+    imagenet-nf-resnet50, imagenet-nf-resnet101, imagenet-nfnet-f0."""
 
     # --- data ---
     data: str = "shapes"
-    """"shapes" (built in), a folder with train/ and val/ or test/ of class folders, CIFAR-10/100 in
-    python format (folder or .tar.gz), or an .npz with images and labels."""
+    """shapes (built in), a folder of class folders in train/ and val/ or test/, CIFAR-10 or
+    CIFAR-100 in python format (folder or .tar.gz), or an .npz with images and labels."""
     loader: Literal["torch"] = "torch"
     """What decodes the images and makes the views."""
     workers: int = -1
@@ -28,13 +29,13 @@ class TrainConfig:
     """Side of a view in pixels."""
     views: int = 4
     """K, the number of random views of each image in a step."""
-    batch_size: int = 64
+    batch_size: int = 32
     """Views in an optimiser step in all: batch-size / views unique images."""
     augment: Literal["none", "crop-flip", "randaugment"] = "crop-flip"
     """What makes a view. none: the central crop; randaugment: crop, flip and RandAugment."""
     crop: Literal["resized", "pad"] = "resized"
     """resized: random area and aspect ratio; pad: reflect 4 pixels around, crop --size (CIFAR)."""
-    crop_area: tuple[float, float] = (0.08, 1.0)
+    crop_area: tuple[float, float] = (0.35, 1.0)
     """Smallest and largest share of the image's area in a resized crop."""
     randaugment_layers: int = 4
     """N, the operations that RandAugment applies one after another."""
@@ -44,7 +45,7 @@ class TrainConfig:
     """Whose channel means and deviations the views are normalised with."""
 
     # --- model ---
-    model: str = "wrn-16-1"
+    model: str = "wrn-10-1"
     """wrn-D-W, nf_resnet26, nf_resnet50, nf_resnet101, nfnet_f0, resnet18, or timm/NAME."""
     dropout: float = 0.0
     """Dropout rate before the last layer (nf_resnet, nfnet and timm models)."""
@@ -66,7 +67,7 @@ class TrainConfig:
     """Passes over the training images; the schedule ends with the last one."""
     max_steps: int = 0
     """Stop after this many optimiser steps in all, schedule unchanged; 0 is no limit."""
-    lr: float = 0.1
+    lr: float = 0.04
     """Learning rate, before --lr-scaling and --schedule."""
     lr_scaling: Literal["none", "unique-images"] = "none"
     """unique-images: lr is multiplied by the unique images in a step, as the paper's WRNs do."""

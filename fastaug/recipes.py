@@ -13,7 +13,10 @@ from fastaug.errors import ConfigError, suggest
 
 
 def shapes() -> TrainConfig:
-    """The built-in data set on any machine: under 3 minutes on two CPU cores."""
+    """The built-in data set on any machine, in about 2 minutes on two CPU cores: the defaults.
+
+    Crops of 0.08 of the area, as on ImageNet, would miss half of the shapes.
+    """
     return TrainConfig()
 
 
@@ -57,6 +60,7 @@ def imagenet_nf_resnet50() -> TrainConfig:
         dropout=0.25,
         stochastic_depth=0.1,
         size=224,
+        crop_area=(0.08, 1.0),
         views=8,
         batch_size=1024,
         label_smoothing=0.1,

@@ -227,9 +227,7 @@ class Trainer:
         )
         left_over = len(self.train_images) - self.steps_per_epoch * config.images_per_step
         if left_over:
-            say(
-                f"an epoch has whole steps alone; it leaves out {left_over} images, others each time"
-            )
+            say(f"an epoch has whole steps: it leaves out {left_over} images, others each time")
         if config.augment == "none" and config.views > 1:
             say("all views of an image are the same with --augment none; --views 1 costs less")
         if self.resumed:

@@ -1,4 +1,4 @@
-"""Imports go downward only. The layers of the design, from the top; read from the sources by ast."""
+"""Imports go downward only: the layers, from the top, against the imports in the sources."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class TestOptimiser:
     def test_without_apex_it_says_what_to_do(self, monkeypatch: pytest.MonkeyPatch) -> None:
         # PyPI's apex: a package of that name without optimizers.
         monkeypatch.setitem(sys.modules, "apex", ModuleType("apex"))
-        with pytest.raises(ConfigError, match="NVIDIA's apex is not installed .*--optimiser sgd"):
+        with pytest.raises(ConfigError, match=r"NVIDIA's apex is not installed .*--optimiser sgd"):
             build_optimiser(nn.Linear(2, 2), TrainConfig(optimiser="apex"))
 
     def test_apex_is_used_on_request(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -288,12 +288,12 @@ class TestNpz:
 
     def test_object_arrays_are_not_unpickled(self, tmp_path: Path) -> None:
         path = npz(tmp_path, images=np.array([{}, {}], object), labels=self.labels)
-        with pytest.raises(DataError, match="not a readable .npz"):
+        with pytest.raises(DataError, match=r"not a readable \.npz"):
             open_split(path, "train")
 
     def test_not_an_npz(self, tmp_path: Path) -> None:
         (tmp_path / "x.npz").write_bytes(b"nothing of the kind")
-        with pytest.raises(DataError, match="not a readable .npz"):
+        with pytest.raises(DataError, match=r"not a readable \.npz"):
             open_split(str(tmp_path / "x.npz"), "train")
 
 

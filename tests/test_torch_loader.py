@@ -93,7 +93,8 @@ def test_ranks_and_parts_make_up_the_batches_of_one(
     together = [
         [int(i) for batch in parts for i in batch.indices] for parts in zip(*loaders, strict=True)
     ]
-    steps = [sum(together[i : i + accumulate], []) for i in range(0, len(together), accumulate)]
+    parts = iter(together)
+    steps = [[i for _ in range(accumulate) for i in next(parts)] for _ in whole]
     assert steps == whole
 
 

@@ -257,7 +257,7 @@ def test_an_error_in_the_middle_of_a_step_loses_no_step(
 def test_a_device_that_is_not_there(tiny: Tiny) -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
-    with pytest.raises(ConfigError, match="--device cuda: torch .* finds no CUDA GPU here"):
+    with pytest.raises(ConfigError, match=r"--device cuda: torch .* finds no CUDA GPU here"):
         Trainer(tiny(device="cuda"))
     with pytest.raises(ConfigError, match="--device must be auto, cpu, cuda or cuda:N, got 'gpu'"):
         Trainer(tiny(device="gpu"))

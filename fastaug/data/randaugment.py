@@ -1,10 +1,10 @@
 """RandAugment with NFNet's 16 operations, on uint8 images of the size of a view.
 
-Operations are drawn uniformly with replacement and always applied; empty places are filled with
-128, and moved pixels are taken from the nearest. Colour operations are Pillow's, which NFNet's TensorFlow
-versions follow to within one level; except for contrast, which there blends with the number of
-pixels / 256 where Pillow takes the mean grey level, as was meant. At the paper's magnitude of 5
-that operation changes nothing either way.
+Operations are drawn uniformly with replacement and always applied. Geometry takes the nearest
+pixel, and 128 from outside. Colour operations are Pillow's, which NFNet's TensorFlow versions
+follow to within one level; except for contrast, which there blends with the number of pixels / 256
+where Pillow takes the mean grey level, as was meant. At the paper's magnitude of 5 that operation
+changes nothing either way.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from PIL import Image, ImageDraw
 SIDE = 64
 OVERSAMPLE = 3
 CANVAS = SIDE * OVERSAMPLE
-DIM, BRIGHT = (30.0, 110.0), (150.0, 245.0)
+DIM, BRIGHT = (20.0, 115.0), (140.0, 245.0)
 
 Array = npt.NDArray[np.float64]
 Rng = np.random.Generator
@@ -24,12 +24,11 @@ Colour = tuple[int, int, int]
 def draw_picture(shape: str, rng: Rng) -> Image.Image:
     """A SIDE x SIDE RGB picture of `shape`; all that varies comes from `rng`."""
     mask = draw_silhouette(shape, rng)
-    # Bright shapes on dim grounds, but for one in ten: were both as likely, a small network would
-    # stay at chance for the first ten epochs. Brightness, not hue: grey views show the shape too.
-    behind, front = (DIM, BRIGHT) if rng.random() < 0.9 else (BRIGHT, DIM)
-    picture = _background(_colour(rng, *behind), _colour(rng, *behind), rng)
+    # Bright shapes on dim grounds: with dark ones on bright grounds too, a small network stays at
+    # chance for its first ten epochs. Brightness, not hue: a grey view shows the shape as well.
+    picture = _background(_colour(rng, *DIM), _colour(rng, *DIM), rng)
     _draw_clutter(picture, int(rng.integers(2, 7)), rng)
-    picture.paste(_texture(_colour(rng, *front), _colour(rng, *front), rng), mask=mask)
+    picture.paste(_texture(_colour(rng, *BRIGHT), _colour(rng, *BRIGHT), rng), mask=mask)
     _draw_clutter(picture, int(rng.integers(0, 3)), rng)
     pixels = np.asarray(picture.reduce(OVERSAMPLE), dtype=np.float64)
     pixels += rng.normal(0, rng.uniform(2, 10), pixels.shape)
