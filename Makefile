@@ -31,9 +31,10 @@ check: $(INSTALLED)
 install: $(INSTALLED)
 
 $(INSTALLED):
-	$(PYTHON) -m venv $(FASTAUG_VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	@echo "installing into $(FASTAUG_VENV): about 2 minutes and 6 GB, most of it torch's CUDA libraries"
+	@$(PYTHON) -m venv $(FASTAUG_VENV)
+	@$(BIN)/python -m pip install -qq --upgrade pip
+	@$(BIN)/python -m pip install -qq --constraint constraints.txt --editable ".[dev]"
 	@rm -f $(FASTAUG_VENV)/.installed-*
 	@touch $@
 
