@@ -19,7 +19,7 @@ setup(
     packages=["fastaug", "fastaug.data", "fastaug.kernels", "fastaug.models"],
     package_data={"fastaug": ["py.typed"]},
     install_requires=[
-        "numpy",
+        "numpy>=2",
         "pillow",
         "rich",
         "tensorboard",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import shutil
 
 import torch
 
@@ -60,6 +61,16 @@ def _multiply(precision: str) -> None:
     torch.set_num_threads(1)
     matrix = torch.ones(64, 64, dtype=_DTYPES[precision])
     torch.mm(matrix, matrix)
+
+
+def check_compiler(device: torch.device) -> None:
+    """What torch.compile needs on a CPU, before it fails with fifty lines of its own."""
+    candidates = [os.environ.get("CXX"), "g++", "clang++"]
+    if device.type == "cpu" and not any(name and shutil.which(name) for name in candidates):
+        raise ConfigError(
+            "--compile on a CPU needs a C++ compiler, and there is no g++ or clang++ here; "
+            "install one, or go without --compile"
+        )
 
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:

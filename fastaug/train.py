@@ -38,7 +38,8 @@ def configure(args: Sequence[str]) -> tuple[TrainConfig, Path | None]:
     checkpoint = find_checkpoint(named.resume, named.out or "") if named.resume else None
     if checkpoint is not None:
         default = TrainConfig.from_dict(load_checkpoint(checkpoint)["config"])
-        default = replace(default, out=str(checkpoint.parent))
+        # --max-steps ended the earlier invocation, not the run.
+        default = replace(default, out=str(checkpoint.parent), max_steps=0, debug=False)
     else:
         default = get_recipe(named.recipe or TrainConfig.recipe)
     config = cli.parse(TrainConfig, args, prog="python -m fastaug.train", default=default)

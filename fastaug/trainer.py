@@ -16,7 +16,12 @@ from fastaug.config import TrainConfig
 from fastaug.console import RunConsole
 from fastaug.data.sources import open_source
 from fastaug.data.views import denormalise
-from fastaug.device import autocast, avoid_broken_cpu_arithmetic, resolve_device
+from fastaug.device import (
+    autocast,
+    avoid_broken_cpu_arithmetic,
+    check_compiler,
+    resolve_device,
+)
 from fastaug.errors import CheckpointError, FastaugError
 from fastaug.evaluation import evaluate
 from fastaug.interrupt import Interrupted, InterruptRequest
@@ -35,6 +40,8 @@ class Trainer:
         self.config = config
         self.device = resolve_device(config.device)
         avoid_broken_cpu_arithmetic(self.device, config.precision)
+        if config.compile:
+            check_compiler(self.device)
         if config.kernel != "auto":
             load_kernel(config.kernel)
         self.train_images, self.test_images = open_source(config.data)
@@ -240,8 +247,8 @@ class Trainer:
 
     def _state_between_steps(self) -> dict[str, Any]:
         """What also changes within a step. Kept from before it, so that a step which breaks off can
-        be repeated: its weights have not changed yet."""
-        cuda = torch.cuda.get_rng_state_all() if self.device.type == "cuda" else []
+        be repeated: its weights have not changed yet (batch norm's running means may have)."""
+        cuda = torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None
         return {
             "loader": self.loader.state_dict(),
             "meter": self.meter.state_dict(),
@@ -284,8 +291,8 @@ class Trainer:
         self.evaluated_epochs = state["evaluated_epochs"]
         self.best_top1 = state["best_top1"]
         torch.set_rng_state(state["random"]["cpu"])
-        if self.device.type == "cuda" and state["random"]["cuda"]:
-            torch.cuda.set_rng_state_all(state["random"]["cuda"])
+        if self.device.type == "cuda" and state["random"]["cuda"] is not None:
+            torch.cuda.set_rng_state(state["random"]["cuda"], self.device)
 
 
 def _moving_average(model: nn.Module, decay: float) -> AveragedModel | None:

@@ -151,6 +151,8 @@ class TestConfigure:
             resumed, checkpoint = train.configure(["--resume", resume, "--max-steps", "2"])
             assert checkpoint == Path(config.out) / "last.pt"
             assert (resumed.max_steps, resumed.batch_size, resumed.out) == (2, 16, config.out)
+        resumed, _ = train.configure(["--resume", config.out])
+        assert resumed.max_steps == 0
         resumed, checkpoint = train.configure(["--resume", "auto", "--out", config.out])
         assert checkpoint == Path(config.out) / "last.pt"
         with pytest.raises(CheckpointError, match=r"--views 2 \(here: 4\)"):

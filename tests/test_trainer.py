@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -129,6 +130,24 @@ def test_stopping_in_the_middle_of_an_epoch(tiny: Tiny, changes: dict) -> None:
     if ema is not None:
         expected = load_checkpoint(whole / "last.pt")["ema"]
         assert all(torch.equal(ema[name], expected[name]) for name in expected)
+
+
+def test_every_update_has_the_rate_of_the_schedule(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used = []
+    step = torch.optim.SGD.step
+
+    def spy(optimiser: torch.optim.SGD, *args: object, **kwargs: object) -> object:
+        used.append([group["lr"] for group in optimiser.param_groups])
+        return step(optimiser, *args, **kwargs)
+
+    monkeypatch.setattr(torch.optim.SGD, "step", spy)
+    folder = run(tiny(lr=0.08, accumulate=2))
+    expected = [0.04 * (1 + math.cos(math.pi * update / STEPS)) for update in range(STEPS)]
+    assert used == [[pytest.approx(rate)] * 2 for rate in expected]
+    logged = [record["lr"] for record in metrics(folder) if record["kind"] == "train"]
+    assert logged == pytest.approx(expected[1::2])
 
 
 def test_parts_add_up_to_the_whole_step(tiny: Tiny) -> None:
@@ -261,6 +280,13 @@ def test_a_device_that_is_not_there(tiny: Tiny) -> None:
         Trainer(tiny(device="cuda"))
     with pytest.raises(ConfigError, match="--device must be auto, cpu, cuda or cuda:N, got 'gpu'"):
         Trainer(tiny(device="gpu"))
+
+
+def test_compile_without_a_compiler(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(ConfigError, match="--compile on a CPU needs a C\\+\\+ compiler"):
+        Trainer(tiny(compile=True, device="cpu"))
 
 
 def test_compile(tiny: Tiny) -> None:
