@@ -22,7 +22,7 @@ from fastaug.device import (
     check_compiler,
     resolve_device,
 )
-from fastaug.errors import CheckpointError, FastaugError
+from fastaug.errors import CheckpointError
 from fastaug.evaluation import evaluate
 from fastaug.interrupt import Interrupted, InterruptRequest
 from fastaug.kernels import load_kernel
@@ -97,8 +97,11 @@ class Trainer:
         except BaseException as error:
             if self.step > self.first_step:
                 self._save("last.pt")
-                if isinstance(error, Interrupted | FastaugError):
-                    self.console.saved(self.step, self.total_steps, self.folder.path)
+                self.console.saved(self.step, self.total_steps, self.folder.path)
+            # A signal to the whole process group kills the loader's workers, which is an error of
+            # its own before the request is looked at.
+            if not isinstance(error, Interrupted):
+                self.interrupt.check()
             raise
         self._save("last.pt")
 

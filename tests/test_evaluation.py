@@ -120,7 +120,7 @@ class TestCommand:
         assert cli.run(evaluate.main, [str(run_folder), "--tta", "5", "--batch-size", "7"]) == 0
         assert "pairwise KL of 5 views" in capsys.readouterr().out
         assert cli.run(evaluate.main, [str(run_folder), "--tta", "0"]) == 0
-        assert "views" not in capsys.readouterr().out
+        assert "averaged" not in capsys.readouterr().out
 
     def test_other_data_with_the_same_classes(
         self, run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture

@@ -71,7 +71,7 @@ class TorchLoader:
             batch_size=None,
             num_workers=worker_count(self.config.workers),
             pin_memory=self._pin_memory,
-            worker_init_fn=_leave_interrupt_to_trainer,
+            worker_init_fn=_leave_signals_to_trainer,
             # Its own: a pass must not draw from torch's numbers, which dropout goes on with.
             generator=torch.Generator(),
         )
@@ -169,6 +169,11 @@ def worker_count(workers: int) -> int:
     return min(8, max(1, (cores or 1) - 1))
 
 
-def _leave_interrupt_to_trainer(_worker: int) -> None:
-    # Ctrl-C reaches the whole process group; the trainer saves first and then ends its workers.
+def _leave_signals_to_trainer(_worker: int) -> None:
+    """Ctrl-C, and a cluster's SIGTERM, reach the whole process group; it is the trainer who saves.
+
+    Ctrl-C is ignored: the trainer ends its workers. SIGTERM is how multiprocessing ends them in
+    the last resort, so it must end them, but as a success: torch calls a killed worker an error.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
