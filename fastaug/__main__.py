@@ -24,7 +24,8 @@ def main(args: Sequence[str]) -> int:
 
 
 def script() -> None:
-    """The console script."""
+    """The console script. Like python -m, it finds kernels in modules of the current folder."""
+    sys.path.insert(0, "")
     sys.exit(cli.run(main))
 
 

@@ -24,9 +24,10 @@ def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except OSError as error:
+    except (OSError, RuntimeError) as error:  # torch's writer turns a full disk into the latter
+        reason = getattr(error, "strerror", None) or "is the disk full?"
         raise CheckpointError(
-            f"{path}: cannot be written ({error.strerror or error}); "
+            f"{path}: cannot be written ({reason}); "
             "free some space or mend the permissions, then --resume"
         ) from error
     finally:
@@ -40,8 +41,9 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except (RuntimeError, pickle.UnpicklingError, EOFError, OSError, ValueError, KeyError) as error:
-        reason = str(error).strip().partition("\n")[0][:120]
-        raise CheckpointError(f"{path}: damaged, or not a fastaug checkpoint ({reason})") from error
+        raise CheckpointError(
+            f"{path}: damaged, or not a fastaug checkpoint; take another one of the run"
+        ) from error
     if not isinstance(state, dict) or "format" not in state or "config" not in state:
         raise CheckpointError(f"{path}: not a fastaug checkpoint (a bare state_dict?)")
     if state["format"] != FORMAT:

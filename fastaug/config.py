@@ -108,7 +108,7 @@ class TrainConfig:
 
     # --- run ---
     out: str = ""
-    """Run folder; default: runs/RECIPE-DATE-TIME."""
+    """Run folder; default: runs/RECIPE-DATE-TIME-PROCESS."""
     resume: str = ""
     """Continue from a run folder or checkpoint; auto: from the newest run, or from --out."""
     log_every: int = 20

@@ -55,7 +55,8 @@ class RunConsole:
     def status(self, values: dict[str, float], views_per_s: float) -> None:
         terms = "  ".join(f"{name} {value:.3f}" for name, value in values.items())
         self._last_status = f"{terms}  {views_per_s:,.0f} views/s"
-        self._progress.update(self._training, status=self._last_status)
+        short = f"loss {values['loss']:.3f} kl {values['kl']:.3f} {views_per_s:,.0f} views/s"
+        self._progress.update(self._training, status=short)
 
     def epoch(self, epoch: int, epochs: int, measures: dict[str, float]) -> None:
         text = f"epoch {epoch}/{epochs}  top-1 {100 * measures['top1']:.1f}%"

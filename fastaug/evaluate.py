@@ -13,6 +13,7 @@ from fastaug.config import EvaluateConfig, TrainConfig
 from fastaug.console import measure_rows, show_table
 from fastaug.data.sources import check_classes, open_split
 from fastaug.device import avoid_broken_cpu_arithmetic, resolve_device
+from fastaug.errors import ConfigError
 from fastaug.evaluation import evaluate
 from fastaug.models import build_configured_model
 from fastaug.telemetry import environment, write_json
@@ -20,6 +21,8 @@ from fastaug.telemetry import environment, write_json
 
 def main(args: Sequence[str]) -> int:
     options = cli.parse(EvaluateConfig, args, prog="python -m fastaug.evaluate")
+    if options.out and (Path(options.out).is_dir() or not Path(options.out).parent.is_dir()):
+        raise ConfigError(f"--out {options.out}: must be a file in a folder that is there")
     path = Path(options.checkpoint).expanduser()
     path = path / "best.pt" if path.is_dir() else path
     state = load_checkpoint(path)

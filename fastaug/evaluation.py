@@ -52,7 +52,7 @@ def evaluate(
         for loader in passes:
             for logits, labels in _predictions(model, loader, config.precision, device):
                 add(
-                    _view_measures(logits, labels)
+                    _view_measures(logits, labels, config.kernel)
                     if loader is not passes[0]
                     else _central_measures(logits[:, 0], labels)
                 )
@@ -81,12 +81,12 @@ def _central_measures(logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
     return {**_hits("", logits, labels), "nll": nll}
 
 
-def _view_measures(logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
+def _view_measures(logits: Tensor, labels: Tensor, kernel: str) -> dict[str, Tensor]:
     """logits: [B, K, C] -> each measure: [B]."""
     measures = _hits("tta_", logits.softmax(-1).mean(1), labels)
     measures |= _hits("tta_logits_", logits.mean(1), labels)
     if logits.shape[1] > 1:
-        measures["invariance"] = pairwise_kl(logits)
+        measures["invariance"] = pairwise_kl(logits, kernel=kernel)
     return measures
 
 

@@ -88,7 +88,8 @@ class RunFolder:
         from torch.utils.tensorboard import SummaryWriter
 
         self.path = path
-        if resume_step is None and (path / "config.json").exists():
+        # A run that ended before its first checkpoint holds nothing to keep.
+        if resume_step is None and (path / "last.pt").exists():
             raise ConfigError(
                 f"--out {path}: holds a run already; continue it with --resume {path}, "
                 "or choose another folder"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -38,8 +39,10 @@ def configure(args: Sequence[str]) -> tuple[TrainConfig, Path | None]:
     checkpoint = find_checkpoint(named.resume, named.out or "") if named.resume else None
     if checkpoint is not None:
         default = TrainConfig.from_dict(load_checkpoint(checkpoint)["config"])
+        # Only last.pt goes on in its folder: from an older one, later work would be written over.
         # --max-steps ended the earlier invocation, not the run.
-        default = replace(default, out=str(checkpoint.parent), max_steps=0, debug=False)
+        out = str(checkpoint.parent) if checkpoint.name == "last.pt" else ""
+        default = replace(default, out=out, max_steps=0, debug=False)
     else:
         default = get_recipe(named.recipe or TrainConfig.recipe)
     config = cli.parse(TrainConfig, args, prog="python -m fastaug.train", default=default)
@@ -49,8 +52,14 @@ def configure(args: Sequence[str]) -> tuple[TrainConfig, Path | None]:
     if data not in ("", "shapes"):
         # The checkpoint must find it from anywhere.
         data = str(Path(data).expanduser().absolute())
-    out = config.out or f"runs/{config.recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
-    return replace(config, data=data, out=out), checkpoint
+    return replace(config, data=data, out=config.out or _new_folder(config)), checkpoint
+
+
+def _new_folder(config: TrainConfig) -> str:
+    """runs/WHAT-DATE-TIME-PROCESS; the default recipe on other data takes the name of the data."""
+    own = config.recipe != TrainConfig.recipe or config.data == TrainConfig.data
+    what = config.recipe if own else Path(config.data).name.partition(".")[0]
+    return f"runs/{what}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from fastaug.device import (
 from fastaug.errors import CheckpointError
 from fastaug.evaluation import evaluate
 from fastaug.interrupt import Interrupted, InterruptRequest
-from fastaug.kernels import load_kernel
+from fastaug.kernels import find_kernel
 from fastaug.loaders import build_loader
 from fastaug.models import build_configured_model
 from fastaug.objectives import objective
@@ -42,11 +42,11 @@ class Trainer:
         avoid_broken_cpu_arithmetic(self.device, config.precision)
         if config.compile:
             check_compiler(self.device)
-        if config.kernel != "auto":
-            load_kernel(config.kernel)
         self.train_images, self.test_images = open_source(config.data)
         torch.manual_seed(config.seed)
         classes = len(self.train_images.classes)
+        # Here rather than at the first step: a wrong name ends the run before it has begun.
+        find_kernel(config.kernel, torch.empty(1, config.views, classes, device=self.device))
         self.model = build_configured_model(config, classes).to(self.device)
         self.network = torch.compile(self.model) if config.compile else self.model
         self.optimiser = build_optimiser(self.model, config)
@@ -188,14 +188,18 @@ class Trainer:
             self.interrupt.check()
             self.console.evaluating(done, total)
 
-        return evaluate(
-            self.evaluated_model,
-            self.test_images,
-            self.config,
-            self.device,
-            views=views,
-            on_batch=on_batch,
-        )
+        try:
+            return evaluate(
+                self.evaluated_model,
+                self.test_images,
+                self.config,
+                self.device,
+                views=views,
+                on_batch=on_batch,
+            )
+        except RuntimeError:  # as in _train: workers that a signal has ended
+            self.interrupt.check()
+            raise
 
     def _log(self, kind: str, values: dict[str, float]) -> None:
         timing = self.speed.read(self.step)

@@ -153,6 +153,8 @@ class TestConfigure:
             assert (resumed.max_steps, resumed.batch_size, resumed.out) == (2, 16, config.out)
         resumed, _ = train.configure(["--resume", config.out])
         assert resumed.max_steps == 0
+        older, _ = train.configure(["--resume", f"{config.out}/best.pt"])
+        assert older.out != config.out
         resumed, checkpoint = train.configure(["--resume", "auto", "--out", config.out])
         assert checkpoint == Path(config.out) / "last.pt"
         with pytest.raises(CheckpointError, match=r"--views 2 \(here: 4\)"):

@@ -135,7 +135,14 @@ class TestCommand:
         other = write_folder(tmp_path / "other", {"test": 2})
         (other / "test/red").rename(other / "test/rouge")
         assert cli.run(evaluate.main, [str(run_folder), "--data", str(other)]) == 2
-        assert "test has rouge more" in capsys.readouterr().err
+        assert "test has rouge; " in capsys.readouterr().err
+
+    @pytest.mark.parametrize("out", ["missing/x.json", "."])
+    def test_where_no_result_can_be_written(
+        self, tmp_path: Path, out: str, capsys: pytest.CaptureFixture
+    ) -> None:
+        assert cli.run(evaluate.main, [str(tmp_path), "--out", str(tmp_path / out)]) == 2
+        assert "must be a file in a folder that is there" in capsys.readouterr().err
 
     def test_no_checkpoint(self, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
         assert cli.run(evaluate.main, [str(tmp_path)]) == 2

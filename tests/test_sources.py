@@ -77,7 +77,7 @@ class TestFolder:
     def test_classes_that_differ(self, tmp_path: Path) -> None:
         root = write_folder(tmp_path, {"train": 1, "test": 1})
         (root / "test/red").rename(root / "test/rouge")
-        with pytest.raises(DataError, match=r"test has rouge more; .*test lacks red$"):
+        with pytest.raises(DataError, match=r"only .*test has rouge; .*test lacks red$"):
             open_source(str(root))
 
     def test_the_fingerprint_knows_the_set_but_not_the_place(
@@ -277,6 +277,7 @@ class TestNpz:
             ({"images": images.transpose(0, 3, 1, 2), "labels": labels}, r"\[40, 3, 8, 9\]"),
             ({"images": images, "labels": labels[:30]}, r"integers of shape \[40\].*\[30\]"),
             ({"images": images, "labels": labels - 1}, "labels must be 0 to 2, .*got -1 to 2"),
+            ({"images": images, "labels": labels.astype(str)}, "labels must be integers"),
             ({"images": images, "labels": labels * 0}, "only one class"),
             ({"pictures": images}, "no arrays of images and labels; has pictures"),
             ({"images": images[:0], "labels": labels[:0]}, "no images"),

@@ -40,6 +40,8 @@ def test_a_run_s_files(tmp_path: Path, tiny: Tiny) -> None:
 
 def test_a_folder_that_holds_a_run_is_not_written_over(tmp_path: Path, tiny: Tiny) -> None:
     RunFolder(tmp_path, tiny()).close()
+    RunFolder(tmp_path, tiny()).close()  # no checkpoint yet: nothing to lose
+    (tmp_path / "last.pt").touch()
     with pytest.raises(ConfigError, match="holds a run already; continue it with --resume"):
         RunFolder(tmp_path, tiny())
 

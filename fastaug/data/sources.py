@@ -43,7 +43,7 @@ def check_classes(images: ImageSet, classes: tuple[str, ...], owner: str) -> Non
         return
     extra = sorted(set(images.classes) - set(classes))
     missing = sorted(set(classes) - set(images.classes))
-    parts = [f"{images.name} has {_few(extra)} more"] if extra else []
+    parts = [f"only {images.name} has {_few(extra)}"] if extra else []
     parts += [f"{images.name} lacks {_few(missing)}"] if missing else []
     raise DataError(
         f"the classes of {owner} and {images.name} differ: {'; '.join(parts) or 'another order'}"
@@ -93,7 +93,7 @@ def _open_folder(root: Path, split: Split) -> ImageSet:
         raise DataError(f"{folder}: no class folders in it (one folder for each class of images)")
     files, labels = [], []
     for label, name in enumerate(classes):
-        found = sorted(f for f in (folder / name).rglob("*") if f.suffix.lower() in _SUFFIXES)
+        found = sorted(f for f in (folder / name).rglob("*") if _is_image(f))
         if not found:
             raise DataError(f"{folder / name}: no images in it ({', '.join(sorted(_SUFFIXES))})")
         files += found
@@ -101,12 +101,18 @@ def _open_folder(root: Path, split: Split) -> ImageSet:
     return ImageSet(str(folder), tuple(classes), np.array(labels, np.int64), tuple(files))
 
 
+def _is_image(file: Path) -> bool:
+    return file.suffix.lower() in _SUFFIXES and not file.name.startswith(".")
+
+
 def _open_npz(path: Path, split: Split) -> ImageSet:
     try:
         with np.load(path, allow_pickle=False) as file:
             images, labels, held_out = _npz_arrays(path, file, split)
             # The training labels number the classes, for both splits alike.
-            highest = int(_npz_arrays(path, file, "train")[1].max(initial=0))
+            numbers = _npz_arrays(path, file, "train")[1]
+            is_whole = np.issubdtype(numbers.dtype, np.integer)
+            highest = int(numbers.max(initial=0)) if is_whole else 0
             names = file.get("classes")
     except (zipfile.BadZipFile, EOFError, OSError, ValueError) as error:
         raise DataError(f"{path}: not a readable .npz ({error})") from error
