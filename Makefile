@@ -18,7 +18,7 @@ help:
 	@echo "make clean   remove $(FASTAUG_VENV) and caches of the tools"
 
 train: $(INSTALLED)
-	$(BIN)/python -m fastaug.train $(ARGS)
+	$(BIN)/python -m fastaug.train --dali $(ARGS)
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -n auto $(ARGS)

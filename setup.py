@@ -16,10 +16,14 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.10",
-    packages=["fastaug", "fastaug.data", "fastaug.kernels", "fastaug.models"],
+    packages=["fastaug", "fastaug.data", "fastaug.kernels", "fastaug.models", "fastaug.pipelines"],
+    package_dir={"fastaug.pipelines": "pipelines"},
     package_data={"fastaug": ["py.typed"]},
     install_requires=[
         "numpy>=2",
+        # 2.4: earlier ones have no fn.filter and fn.equalize. NVIDIA builds it for Linux alone. Its
+        # twin for CUDA 13, nvidia-dali-cuda130, takes the same folder: it replaces this one.
+        "nvidia-dali-cuda120>=2.4; sys_platform == 'linux'",
         "pillow",
         "rich",
         "tensorboard",

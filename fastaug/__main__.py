@@ -9,7 +9,12 @@ from collections.abc import Sequence
 from fastaug import cli
 from fastaug.errors import ConfigError, suggest
 
-COMMANDS = {"train": "train a classifier", "evaluate": "measure a checkpoint"}
+COMMANDS = {
+    "train": "train a classifier",
+    "evaluate": "measure a checkpoint",
+    "preview": "draw the views that the network will see",
+    "scan": "find images that cannot be used",
+}
 
 
 def main(args: Sequence[str]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import io
 import itertools
@@ -25,19 +26,33 @@ _CONVERSIONS = {
 }
 
 
+# Flags that are short for others.
+_SHORT = {"--dali": ("--loader", "dali")}
+
+
+def peek(args: Sequence[str], *names: str) -> dict[str, str]:
+    """The values of some flags ahead of the others, whose defaults depend on them; "" if absent."""
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for name in names:
+        first.add_argument(f"--{name}", default="", nargs="?")
+    found, _ = first.parse_known_args(list(args))
+    return {name: getattr(found, name) or "" for name in names}
+
+
 def parse(
     kind: type[Config], args: Sequence[str], *, prog: str, default: Config | None = None
 ) -> Config:
     """The flags of a dataclass, by tyro. A wrong flag is a ConfigError like any other mistake."""
     import tyro
 
+    args = [word for arg in args for word in _SHORT.get(arg, (arg,))]
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
             return tyro.cli(
                 kind,
                 prog=prog,
-                args=list(args),
+                args=args,
                 default=tyro.MISSING_NONPROP if default is None else default,
                 config=(tyro.conf.FlagCreatePairsOff, tyro.conf.PositionalRequiredArgs),
             )

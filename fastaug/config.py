@@ -19,12 +19,26 @@ class TrainConfig:
 
     # --- data ---
     data: str = "shapes"
-    """shapes (built in), a folder of class folders in train/ and val/ or test/, CIFAR-10 or
-    CIFAR-100 in python format (folder or .tar.gz), or an .npz with images and labels."""
-    loader: Literal["torch"] = "torch"
-    """What decodes the images and makes the views."""
+    """shapes (built in), a folder of class folders or of shards (WebDataset, TFRecord, RecordIO) in
+    train/ and val/ or test/, CIFAR-10 or CIFAR-100 in python format (folder or .tar.gz), or an .npz
+    with images and labels."""
+    loader: Literal["torch", "dali"] = "torch"
+    """What decodes the images and makes the views; --dali is short for --loader dali."""
     workers: int = -1
-    """Loader processes; 0: none, in the training process; -1: one less than the cores, 1 to 8."""
+    """Loader processes (torch) or threads (dali); -1: one less than the cores, 1 to 8; 0: no
+    process of their own (torch), one thread (dali)."""
+    prefetch: int = 2
+    """Batches that the dali loader works on ahead of the training."""
+    decode_memory: int = 0
+    """MiB that each of DALI's decoders reserves from the start, on the host and on the GPU, so that
+    large images do not make it grow later; 0: what the first images need."""
+    scan: Literal["quick", "full"] = "quick"
+    """How images are looked at before the training. quick: header and size; full: decoded once."""
+    max_bad: float = 0.01
+    """Largest share of images that may be bad; they are left out and listed."""
+    last_batch: Literal["drop", "fill"] = "drop"
+    """Images of an epoch that make no whole step. drop: left out, others each time; fill: the step
+    is filled with images from the start of the epoch's order."""
     size: int = 32
     """Side of a view in pixels."""
     views: int = 4
@@ -37,12 +51,19 @@ class TrainConfig:
     """resized: random area and aspect ratio; pad: reflect 4 pixels around, crop --size (CIFAR)."""
     crop_area: tuple[float, float] = (0.35, 1.0)
     """Smallest and largest share of the image's area in a resized crop."""
+    crop_sampling: Literal["dali", "tf"] = "dali"
+    """How resized crops are drawn. dali: area uniform, ratio log-uniform; tf: ratio and height
+    uniform, at least 0.1 of the image, as the paper's pipeline does."""
+    randaugment_policy: Literal["nfnet", "dali"] = "nfnet"
+    """nfnet: the paper's 16 operations; dali: DALI's own 14, magnitude 0 to 30 (dali loader)."""
     randaugment_layers: int = 4
     """N, the operations that RandAugment applies one after another."""
     randaugment_magnitude: float = 5.0
-    """M, the strength of RandAugment's operations, 0 to 10."""
+    """M, the strength of RandAugment's operations, 0 to 10 (0 to 30 of the dali policy)."""
     normalise: Literal["imagenet", "cifar"] = "imagenet"
     """Whose channel means and deviations the views are normalised with."""
+    views_dtype: Literal["fp32", "fp16"] = "fp32"
+    """What the loader hands out; fp16 halves its memory and needs --precision bf16 or fp16."""
 
     # --- model ---
     model: str = "wrn-10-1"
@@ -130,8 +151,13 @@ class TrainConfig:
         low, high = self.crop_area
         if not 0 < low <= high <= 1:
             raise ConfigError(f"--crop-area takes 0 < LOW <= HIGH <= 1, got {low} {high}")
-        if (magnitude := self.randaugment_magnitude) > 10:
-            raise ConfigError(f"--randaugment-magnitude must be between 0 and 10, got {magnitude}")
+        self._check_randaugment()
+        if self.views_dtype == "fp16" and self.precision == "fp32":
+            raise ConfigError(
+                "--views-dtype fp16 needs --precision fp16 or bf16: a network in fp32 takes fp32"
+            )
+        if self.seed >= 2**32:
+            raise ConfigError(f"--seed must be below 2**32, got {self.seed}")
         if self.nesterov and self.momentum == 0:
             raise ConfigError("--nesterov needs a --momentum above 0")
         if self.schedule == "warmup-cosine" and self.warmup_epochs >= self.epochs:
@@ -139,6 +165,23 @@ class TrainConfig:
                 f"--warmup-epochs must be below --epochs ({self.epochs}), got {self.warmup_epochs}"
             )
         self.images_per_part()
+
+    def _check_randaugment(self) -> None:
+        magnitude, layers = self.randaugment_magnitude, self.randaugment_layers
+        if layers > 16:
+            raise ConfigError(f"--randaugment-layers must be between 1 and 16, got {layers}")
+        if self.randaugment_policy == "nfnet" and magnitude > 10:
+            raise ConfigError(f"--randaugment-magnitude must be between 0 and 10, got {magnitude}")
+        if self.randaugment_policy == "dali":
+            if self.augment == "randaugment" and self.loader != "dali":
+                raise ConfigError(
+                    "--randaugment-policy dali needs --loader dali: its operations are DALI's own"
+                )
+            if magnitude > 30 or magnitude != int(magnitude):
+                raise ConfigError(
+                    "--randaugment-magnitude must be a whole number from 0 to 30 with "
+                    f"--randaugment-policy dali, got {magnitude}"
+                )
 
     @property
     def images_per_step(self) -> int:
@@ -199,8 +242,10 @@ class EvaluateConfig:
     """Other data to evaluate on, with the same classes; default: what it was trained on."""
     batch_size: int = 256
     """Views in one forward pass."""
+    loader: Literal["as-trained", "torch", "dali"] = "as-trained"
+    """What decodes the images and makes the views; --dali is short for --loader dali."""
     workers: int = -1
-    """Loader processes; 0: none, in this process; -1: one less than the cores, 1 to 8."""
+    """Loader processes (torch) or threads (dali); -1: one less than the cores, 1 to 8."""
     device: str = "auto"
     """auto, cpu, cuda, or cuda:N."""
     precision: Literal["as-trained", "fp32", "bf16", "fp16"] = "as-trained"
@@ -221,6 +266,50 @@ class EvaluateConfig:
                 )
 
 
+@dataclass(frozen=True)
+class ScanConfig:
+    """Look at every image of a data set and list those that cannot be used."""
+
+    data: str
+    """What --data of the training takes, or a folder of images without splits."""
+    full: bool = False
+    """Decode every image; else header and size, and the end of the file."""
+    workers: int = -1
+    """Threads that look at images; -1: four for each core, up to 32."""
+    max_bad: float = 0.01
+    """Largest share of bad images in a split that is no error."""
+    out: str = ""
+    """Write what was found to this JSON file too."""
+    debug: bool = False
+    """Show the traceback of an error."""
+
+    def __post_init__(self) -> None:
+        if self.workers < -1:
+            raise ConfigError(f"--workers must be at least -1, got {self.workers}")
+        if not 0 <= self.max_bad <= 1:
+            raise ConfigError(f"--max-bad must be between 0 and 1, got {self.max_bad}")
+
+
+@dataclass(frozen=True)
+class PreviewConfig(TrainConfig):
+    """Draw what the network will see: some images, each with its K views. Takes train's flags."""
+
+    images: int = 8
+    """Images to draw, the first of the training's order."""
+    out: str = "preview.png"
+    """File of the picture."""
+    logdir: str = "runs/preview"
+    """Folder of TensorBoard events, for the same picture; empty: none."""
+
+    def __post_init__(self) -> None:
+        if self.images < 1:
+            raise ConfigError(f"--images must be at least 1, got {self.images}")
+        # Any number of views will do here: a step has the images of the picture.
+        object.__setattr__(self, "batch_size", self.images * self.views)
+        object.__setattr__(self, "accumulate", 1)
+        super().__post_init__()
+
+
 def flag(name: str) -> str:
     """A field's name as it is typed: kl_weight -> --kl-weight."""
     return "--" + name.replace("_", "-")
@@ -236,6 +325,9 @@ def _check_choices(config: TrainConfig | EvaluateConfig) -> None:
 
 _LEAST: dict[str, float] = {
     "workers": -1,
+    "prefetch": 1,
+    "decode_memory": 0,
+    "max_bad": 0,
     "size": 8,
     "views": 1,
     "batch_size": 1,
@@ -262,6 +354,10 @@ _FREE_ON_RESUME = {
     "data",
     "loader",
     "workers",
+    "prefetch",
+    "decode_memory",
+    "scan",
+    "max_bad",
     "kernel",
     "max_steps",
     "eval_every",

@@ -14,7 +14,8 @@ from fastaug.console import measure_rows, show_table
 from fastaug.data.sources import check_classes, open_split
 from fastaug.device import avoid_broken_cpu_arithmetic, resolve_device
 from fastaug.errors import ConfigError
-from fastaug.evaluation import evaluate
+from fastaug.evaluation import Evaluation
+from fastaug.loaders import survey_images
 from fastaug.models import build_configured_model
 from fastaug.telemetry import environment, write_json
 
@@ -30,6 +31,8 @@ def main(args: Sequence[str]) -> int:
     config = replace(
         config,
         data=options.data or config.data,
+        loader=config.loader if options.loader == "as-trained" else options.loader,
+        device=options.device,
         workers=options.workers,
         seed=options.seed,
         precision=config.precision if options.precision == "as-trained" else options.precision,
@@ -41,9 +44,9 @@ def main(args: Sequence[str]) -> int:
     avoid_broken_cpu_arithmetic(device, config.precision)
     model = build_configured_model(config, len(images.classes))
     model.load_state_dict(evaluated_weights(state))
-    measures = evaluate(
-        model.to(device), images, config, device, views=config.tta, batch_size=options.batch_size
-    )
+    images = survey_images(config, images)
+    evaluation = Evaluation(images, config, device, batch_size=options.batch_size)
+    measures = evaluation.measure(model.to(device), views=config.tta)
     rows = [
         ("checkpoint", f"{path} (step {state['step']:,})"),
         ("data", f"{images.name}, {len(images):,} images"),

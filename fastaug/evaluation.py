@@ -17,62 +17,78 @@ BATCH_SIZE = 256
 """Views in one forward pass: without gradients, memory is no concern."""
 
 
-def evaluate(
-    model: nn.Module,
-    images: ImageSet,
-    config: TrainConfig,
-    device: torch.device,
-    *,
-    views: int,
-    batch_size: int = BATCH_SIZE,
-    on_batch: Callable[[int, int], None] = lambda done, total: None,
-) -> dict[str, float]:
-    """Measures of a model on every image of a set, by name.
+class Evaluation:
+    """Measures models on every good image of a set. Its loaders are built once and kept."""
 
-    top1, top5, nll: of the central crop. With views > 0 also tta_top1, tta_top5 (averaged
-    probabilities) and tta_logits_top1, tta_logits_top5 (averaged logits), and with views > 1 the
-    invariance: the mean pairwise KL between the views of an image, in nats.
-    on_batch is told the batches done and in all; what it raises ends the evaluation.
-    """
-    passes = [build_evaluation_loader(config, images, views=0, batch_size=batch_size)]
-    if views > 0:
-        passes.append(build_evaluation_loader(config, images, views=views, batch_size=batch_size))
-    total = sum(len(loader) for loader in passes)
-    sums: dict[str, Tensor] = {}
+    def __init__(
+        self,
+        images: ImageSet,
+        config: TrainConfig,
+        device: torch.device,
+        *,
+        batch_size: int = BATCH_SIZE,
+    ) -> None:
+        self._images, self._config, self._device = images, config, device
+        self._batch_size = batch_size
+        self._loaders: dict[int, Loader] = {}
 
-    def add(measures: dict[str, Tensor]) -> None:
-        """Sums over images stay on the device until the end: no host sync in the loop."""
-        for name, values in measures.items():
-            sums[name] = sums.get(name, 0) + values.double().sum()
+    def measure(
+        self,
+        model: nn.Module,
+        *,
+        views: int,
+        on_batch: Callable[[int, int], None] = lambda done, total: None,
+    ) -> dict[str, float]:
+        """Measures of a model, by name.
 
-    was_training = model.training
-    model.eval()
-    try:
-        done = 0
-        for loader in passes:
-            for logits, labels in _predictions(model, loader, config.precision, device):
-                add(
-                    _view_measures(logits, labels, config.kernel)
-                    if loader is not passes[0]
-                    else _central_measures(logits[:, 0], labels)
-                )
-                done += 1
-                on_batch(done, total)
-    finally:
-        model.train(was_training)
-    return {name: (value / len(images)).item() for name, value in sums.items()}
+        top1, top5, nll: of the central crop. With views > 0 also tta_top1, tta_top5 (averaged
+        probabilities) and tta_logits_top1, tta_logits_top5 (averaged logits), and with views > 1
+        the invariance: the mean pairwise KL between the views of an image, in nats.
+        on_batch is told the batches done and in all; what it raises ends the evaluation.
+        """
+        passes = [0] if views == 0 else [0, views]
+        total = sum(len(self._loader(number)) for number in passes)
+        sums: dict[str, Tensor] = {}
 
+        def add(measures: dict[str, Tensor]) -> None:
+            """Sums over images stay on the device until the end: no host sync in the loop."""
+            for name, values in measures.items():
+                sums[name] = sums.get(name, 0) + values.double().sum()
 
-@torch.inference_mode()
-def _predictions(
-    model: nn.Module, loader: Loader, precision: str, device: torch.device
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """(logits: [B, K, C], labels: [B]) of each batch."""
-    for batch in loader:
-        batch = batch.to(device)
-        with autocast(device, precision):
-            logits = model(batch.flat)
-        yield logits.float().unflatten(0, batch.views.shape[:2]), batch.labels
+        was_training = model.training
+        model.eval()
+        try:
+            done = 0
+            for number in passes:
+                for logits, labels in self._predictions(model, self._loader(number)):
+                    add(
+                        _view_measures(logits, labels, self._config.kernel)
+                        if number
+                        else _central_measures(logits[:, 0], labels)
+                    )
+                    done += 1
+                    on_batch(done, total)
+        finally:
+            model.train(was_training)
+        count = len(self._images) - len(self._images.bad)
+        return {name: (value / count).item() for name, value in sums.items()}
+
+    def _loader(self, views: int) -> Loader:
+        if views not in self._loaders:
+            self._loaders[views] = build_evaluation_loader(
+                self._config, self._images, views=views, batch_size=self._batch_size
+            )
+        return self._loaders[views]
+
+    @torch.inference_mode()
+    def _predictions(self, model: nn.Module, loader: Loader) -> Iterator[tuple[Tensor, Tensor]]:
+        """(logits: [B, K, C], labels: [B]) of each batch; the same views every time."""
+        loader.set_epoch(0)
+        for batch in loader:
+            batch = batch.to(self._device)
+            with autocast(self._device, self._config.precision):
+                logits = model(batch.flat)
+            yield logits.float().unflatten(0, batch.views.shape[:2]), batch.labels
 
 
 def _central_measures(logits: Tensor, labels: Tensor) -> dict[str, Tensor]:

@@ -6,13 +6,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Protocol
 
-import torch
-
 from fastaug.batch import ViewBatch
 from fastaug.config import TrainConfig
 from fastaug.data.images import ImageSet
+from fastaug.data.manifest import survey
 from fastaug.data.sources import open_split
 from fastaug.data.torch_loader import TorchLoader
+from fastaug.device import resolve_device
+from fastaug.errors import ConfigError
 
 
 class Loader(Protocol):
@@ -28,26 +29,38 @@ class Loader(Protocol):
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
+def survey_images(config: TrainConfig, images: ImageSet) -> ImageSet:
+    """The images with their manifest; bad ones are quarantined as the config says."""
+    return survey(
+        images, full=config.scan == "full", max_bad=config.max_bad, workers=config.workers
+    )
+
+
 def build_loader(
     config: TrainConfig, images: ImageSet | None = None, *, rank: int = 0, ranks: int = 1
 ) -> Loader:
     """The training batches of a config: of its data, or of images that are already open."""
     images = open_split(config.data, "train") if images is None else images
-    return TorchLoader(
-        images,
+    return _loader(
         config,
+        images,
         train=True,
         images_per_batch=config.images_per_part(ranks),
         rank=rank,
         ranks=ranks,
-        pin_memory=torch.cuda.is_available(),
     )
 
 
 def build_evaluation_loader(
-    config: TrainConfig, images: ImageSet, *, views: int, batch_size: int
+    config: TrainConfig,
+    images: ImageSet,
+    *,
+    views: int,
+    batch_size: int,
+    rank: int = 0,
+    ranks: int = 1,
 ) -> Loader:
-    """Every image once, in order: its central crop (views = 0), or that many training views.
+    """Every good image once, in order: its central crop (views = 0), or that many training views.
 
     A model that was trained without augmentation is measured on crops and flips, as in the paper.
     """
@@ -56,10 +69,26 @@ def build_evaluation_loader(
     else:
         augment = "crop-flip" if config.augment == "none" else config.augment
         policy = replace(config, views=views, augment=augment, accumulate=1, batch_size=views)
-    return TorchLoader(
-        images,
+    return _loader(
         policy,
+        images,
         train=False,
         images_per_batch=max(1, batch_size // max(1, views)),
-        pin_memory=torch.cuda.is_available(),
+        rank=rank,
+        ranks=ranks,
     )
+
+
+def _loader(config: TrainConfig, images: ImageSet, **schedule: Any) -> Loader:
+    if images.manifest is None:
+        images = survey_images(config, images)
+    if config.loader == "torch":
+        return TorchLoader(images, config, **schedule)
+    try:
+        from fastaug.pipelines.loader import DaliLoader
+    except ImportError as error:
+        raise ConfigError(
+            f"--loader dali: NVIDIA DALI cannot be imported here ({error}); "
+            "pip install nvidia-dali-cuda120 (Linux), or use --loader torch"
+        ) from error
+    return DaliLoader(images, config, device=resolve_device(config.device), **schedule)

@@ -52,7 +52,10 @@ def cifar100_resnet18() -> TrainConfig:
 
 
 def imagenet_nf_resnet50() -> TrainConfig:
-    """NF-ResNet-50 on ImageNet at K=8. bf16: the paper does not say; the last layer is fp32."""
+    """NF-ResNet-50 on ImageNet at K=8. bf16: the paper does not say; the last layer is fp32.
+
+    Crops as TensorFlow draws them, which the paper's data pipeline is written in.
+    """
     return TrainConfig(
         recipe="imagenet-nf-resnet50",
         data="",
@@ -61,6 +64,7 @@ def imagenet_nf_resnet50() -> TrainConfig:
         stochastic_depth=0.1,
         size=224,
         crop_area=(0.08, 1.0),
+        crop_sampling="tf",
         views=8,
         batch_size=1024,
         label_smoothing=0.1,

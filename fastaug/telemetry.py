@@ -9,7 +9,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from PIL.Image import Image
 from torch import Tensor
 
 from fastaug.config import TrainConfig
@@ -116,10 +118,8 @@ class RunFolder:
         for name, value in (values | timing).items():
             self._events.add_scalar(f"{kind}/{name}", value, step)
 
-    def write_picture(self, name: str, levels: Tensor) -> None:
-        """levels: [B, K, 3, H, W] uint8, drawn with a row for each image."""
-        rows = [torch.cat(list(views), dim=2) for views in levels]
-        self._events.add_image(name, torch.cat(rows, dim=1), 0)
+    def write_picture(self, name: str, picture: Image) -> None:
+        self._events.add_image(name, np.asarray(picture), 0, dataformats="HWC")
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         write_json(self.path / "summary.json", summary)
@@ -142,6 +142,14 @@ class RunFolder:
             if record["step"] <= step and record["kind"] not in ("partial", "final"):
                 kept.append(line + "\n")
         file.write_text("".join(kept), encoding="utf-8")
+
+
+def write_event_picture(folder: Path, name: str, picture: Image) -> None:
+    """A picture for TensorBoard alone, outside a run."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    with SummaryWriter(str(folder)) as events:
+        events.add_image(name, np.asarray(picture), 0, dataformats="HWC")
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import time
@@ -32,11 +31,8 @@ def configure(args: Sequence[str]) -> tuple[TrainConfig, Path | None]:
 
     The defaults of the flags are those of the recipe, or of the checkpoint's own config.
     """
-    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    for name in ("--recipe", "--resume", "--out"):
-        first.add_argument(name, default="", nargs="?")
-    named, _ = first.parse_known_args(list(args))
-    checkpoint = find_checkpoint(named.resume, named.out or "") if named.resume else None
+    named = cli.peek(args, "recipe", "resume", "out")
+    checkpoint = find_checkpoint(named["resume"], named["out"]) if named["resume"] else None
     if checkpoint is not None:
         default = TrainConfig.from_dict(load_checkpoint(checkpoint)["config"])
         # Only last.pt goes on in its folder: from an older one, later work would be written over.
@@ -44,9 +40,9 @@ def configure(args: Sequence[str]) -> tuple[TrainConfig, Path | None]:
         out = str(checkpoint.parent) if checkpoint.name == "last.pt" else ""
         default = replace(default, out=out, max_steps=0, debug=False)
     else:
-        default = get_recipe(named.recipe or TrainConfig.recipe)
+        default = get_recipe(named["recipe"] or TrainConfig.recipe)
     config = cli.parse(TrainConfig, args, prog="python -m fastaug.train", default=default)
-    if named.resume and checkpoint is None:
+    if named["resume"] and checkpoint is None:
         print("--resume auto: no checkpoint yet, starting from the beginning", file=sys.stderr)
     data = config.data
     if data not in ("", "shapes"):

@@ -15,7 +15,6 @@ from fastaug.checkpoint import load_checkpoint, save_checkpoint
 from fastaug.config import TrainConfig
 from fastaug.console import RunConsole
 from fastaug.data.sources import open_source
-from fastaug.data.views import denormalise
 from fastaug.device import (
     autocast,
     avoid_broken_cpu_arithmetic,
@@ -23,13 +22,14 @@ from fastaug.device import (
     resolve_device,
 )
 from fastaug.errors import CheckpointError
-from fastaug.evaluation import evaluate
+from fastaug.evaluation import Evaluation
 from fastaug.interrupt import Interrupted, InterruptRequest
 from fastaug.kernels import find_kernel
-from fastaug.loaders import build_loader
+from fastaug.loaders import build_loader, survey_images
 from fastaug.models import build_configured_model
 from fastaug.objectives import objective
 from fastaug.optim import build_optimiser, learning_rate
+from fastaug.picture import draw_views
 from fastaug.telemetry import Meter, RunFolder, Speedometer, environment
 
 
@@ -42,7 +42,10 @@ class Trainer:
         avoid_broken_cpu_arithmetic(self.device, config.precision)
         if config.compile:
             check_compiler(self.device)
-        self.train_images, self.test_images = open_source(config.data)
+        self.train_images, self.test_images = (
+            survey_images(config, images) for images in open_source(config.data)
+        )
+        self.evaluation = Evaluation(self.test_images, config, self.device)
         torch.manual_seed(config.seed)
         classes = len(self.train_images.classes)
         # Here rather than at the first step: a wrong name ends the run before it has begun.
@@ -112,7 +115,8 @@ class Trainer:
         part = 0
         for batch in self.loader:
             if self.step == 0 and part == 0:
-                self.folder.write_picture("views", denormalise(batch.views[:8], config))
+                picture = draw_views(self.train_images, batch, config)
+                self.folder.write_picture("views", picture)
             self._backward(batch.to(self.device), share=1 / config.accumulate)
             part += 1
             if part < config.accumulate:
@@ -189,14 +193,7 @@ class Trainer:
             self.console.evaluating(done, total)
 
         try:
-            return evaluate(
-                self.evaluated_model,
-                self.test_images,
-                self.config,
-                self.device,
-                views=views,
-                on_batch=on_batch,
-            )
+            return self.evaluation.measure(self.evaluated_model, views=views, on_batch=on_batch)
         except RuntimeError:  # as in _train: workers that a signal has ended
             self.interrupt.check()
             raise
@@ -237,11 +234,14 @@ class Trainer:
         )
         say(
             f"{self.total_steps:,} steps of {config.images_per_step} images x {config.views} views "
-            f"on {self.device}, {config.precision}; run folder {self.folder.path}"
+            f"on {self.device}, {config.precision}, {config.loader} loader; "
+            f"run folder {self.folder.path}"
         )
         left_over = len(self.train_images) - self.steps_per_epoch * config.images_per_step
-        if left_over:
+        if left_over > 0:
             say(f"an epoch has whole steps: it leaves out {left_over} images, others each time")
+        if left_over < 0:
+            say(f"an epoch has whole steps: the last one repeats {-left_over} of its images")
         if config.augment == "none" and config.views > 1:
             say("all views of an image are the same with --augment none; --views 1 costs less")
         if self.resumed:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 # Tests run side by side: more threads than cores each would only wait for one another.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# What is remembered of data sets stays with the tests.
+os.environ["FASTAUG_CACHE"] = tempfile.mkdtemp(prefix="fastaug-tests-")
 
 import numpy as np
 import pytest
@@ -21,6 +25,10 @@ CLASSES = ("blue", "green", "red")
 torch.set_num_threads(1)
 # Before any test uses oneDNN: afterwards it would be too late for this process.
 avoid_broken_cpu_arithmetic(torch.device("cpu"), "bf16")
+
+
+def pytest_unconfigure() -> None:
+    shutil.rmtree(os.environ["FASTAUG_CACHE"], ignore_errors=True)
 
 
 def colour_image(label: int, rng: np.random.Generator, size: int) -> np.ndarray:

@@ -12,17 +12,20 @@ from pathlib import Path
 
 import pytest
 
-from fastaug import __main__, cli, evaluate, train
-from fastaug.config import EvaluateConfig, TrainConfig
+from fastaug import __main__, cli, evaluate, preview, scan, train
+from fastaug.config import EvaluateConfig, PreviewConfig, ScanConfig, TrainConfig
 from fastaug.errors import CheckpointError
 from fastaug.recipes import RECIPES
 
-# Scripts rely on these: design, section 4, less what comes with the DALI loader.
+# Scripts rely on these, and on --dali.
 FIXED_FLAGS = {
     *("recipe", "data", "loader", "model", "views", "batch_size", "average", "kl_weight"),
     *("label_smoothing", "augment", "epochs", "max_steps", "lr", "seed", "precision", "kernel"),
     *("compile", "ema", "workers", "out", "resume", "checkpoint_every", "device"),
 }
+
+
+POSITIONAL = {(EvaluateConfig, "checkpoint"), (ScanConfig, "data")}
 
 
 def fail(capsys: pytest.CaptureFixture, *args: str, main: Callable = train.main) -> str:
@@ -102,7 +105,13 @@ def test_ctrl_c_before_the_training(capsys: pytest.CaptureFixture) -> None:
 
 
 @pytest.mark.parametrize(
-    ("main", "config"), [(train.main, TrainConfig), (evaluate.main, EvaluateConfig)]
+    ("main", "config"),
+    [
+        (train.main, TrainConfig),
+        (evaluate.main, EvaluateConfig),
+        (scan.main, ScanConfig),
+        (preview.main, PreviewConfig),
+    ],
 )
 def test_help_explains_every_flag(
     main: Callable, config: type, capsys: pytest.CaptureFixture
@@ -112,7 +121,7 @@ def test_help_explains_every_flag(
     assert exit_info.value.code == 0
     shown = capsys.readouterr().out
     for field in fields(config):
-        if field.name != "checkpoint":
+        if (config, field.name) not in POSITIONAL:
             assert f"--{field.name.replace('_', '-')} " in shown
     assert "│ (default" not in shown  # a flag without a word of explanation
 
@@ -130,6 +139,11 @@ def test_help_of_a_recipe_shows_its_defaults(capsys: pytest.CaptureFixture) -> N
 
 
 class TestConfigure:
+    def test_dali_is_short_for_the_loader(self) -> None:
+        assert train.configure([])[0].loader == "torch"
+        for flags in (["--dali"], ["--loader", "dali"]):
+            assert train.configure([*flags, "--views", "2"])[0].loader == "dali"
+
     def test_flags_change_the_recipe(self) -> None:
         config, checkpoint = train.configure(["--recipe=cifar100-wrn-16-4", "--views", "8"])
         assert (config.model, config.views, config.crop) == ("wrn-16-4", 8, "pad")

@@ -19,6 +19,18 @@ from fastaug.recipes import RECIPES, get_recipe
         ({"kl_weight": -1.0}, "--kl-weight must be at least 0, got -1.0"),
         ({"label_smoothing": 1.0}, "--label-smoothing must be at least 0 and below 1, got 1.0"),
         ({"ema": 1.0}, "--ema must be at least 0 and below 1, got 1.0"),
+        ({"seed": 2**32}, "--seed must be below"),
+        ({"prefetch": 0}, "--prefetch must be at least 1, got 0"),
+        ({"views_dtype": "fp16"}, "--views-dtype fp16 needs --precision fp16 or bf16"),
+        (
+            {"augment": "randaugment", "randaugment_policy": "dali"},
+            "--randaugment-policy dali needs --loader dali",
+        ),
+        (
+            {"loader": "dali", "randaugment_policy": "dali", "randaugment_magnitude": 31},
+            "--randaugment-magnitude must be a whole number from 0 to 30",
+        ),
+        ({"randaugment_layers": 17}, "--randaugment-layers must be between 1 and 16, got 17"),
         ({"crop_area": (0.5, 0.2)}, "--crop-area takes 0 < LOW <= HIGH <= 1, got 0.5 0.2"),
         ({"randaugment_magnitude": 11.0}, "between 0 and 10, got 11.0"),
         ({"average": "means"}, "--average cannot be 'means': one of logits, losses, probs"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +15,13 @@ from torch import nn
 
 from fastaug import cli, evaluate, train
 from fastaug.config import TrainConfig
-from fastaug.data.plan import central_plan, draw_plan
+from fastaug.data.images import ImageSet
+from fastaug.data.manifest import survey
+from fastaug.data.plan import draw_plans
 from fastaug.data.sources import open_split
-from fastaug.data.stream import TEST_VIEWS, Stream
+from fastaug.data.stream import TEST_VIEWS
 from fastaug.data.views import make_views
-from fastaug.evaluation import evaluate as measure
+from fastaug.evaluation import Evaluation
 
 Tiny = Callable[..., TrainConfig]
 CPU = torch.device("cpu")
@@ -36,6 +39,10 @@ class MeanColour(nn.Module):
         return images.mean((2, 3)) @ self.weight
 
 
+def images_of(folder: Path) -> ImageSet:
+    return survey(open_split(str(folder), "test"))
+
+
 def probabilities(logits: np.ndarray) -> np.ndarray:
     e = np.exp(logits - logits.max(-1, keepdims=True))
     return e / e.sum(-1, keepdims=True)
@@ -44,8 +51,9 @@ def probabilities(logits: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("batch_size", [1, 4, 256])
 @pytest.mark.parametrize("views", [0, 1, 3])
 def test_the_measures_by_hand(tiny: Tiny, folder: Path, views: int, batch_size: int) -> None:
-    config, images, model = tiny(), open_split(str(folder), "test"), MeanColour()
-    found = measure(model, images, config, CPU, views=views, batch_size=batch_size)
+    config, images, model = tiny(), images_of(folder), MeanColour()
+    evaluation = Evaluation(images, config, CPU, batch_size=batch_size)
+    found = evaluation.measure(model, views=views)
 
     sums: dict[str, float] = {}
 
@@ -57,11 +65,12 @@ def test_the_measures_by_hand(tiny: Tiny, folder: Path, views: int, batch_size: 
 
     for index in range(len(images)):
         image, label = images.image(index), int(images.labels[index])
-        height, width, _ = image.shape
-        plans = [central_plan(height, width, config)]
-        for view in range(views):
-            stream = Stream(config.seed, 0, TEST_VIEWS, index, view)
-            plans.append(draw_plan(stream, height, width, config))
+        where = np.array([index]), np.array([image.shape[:2]])
+        plans = []
+        for changes in ({"augment": "none", "views": 1}, {"views": views, "batch_size": views}):
+            if changes["views"]:
+                policy = replace(config, **changes)
+                plans += draw_plans(policy, 0, TEST_VIEWS, *where).of_image(0)
         pixels = make_views(image, plans, config).double().numpy().mean((1, 2))
         logits = pixels @ model.weight.detach().double().numpy()
         central, rest = logits[0], logits[1:]
@@ -78,13 +87,14 @@ def test_the_measures_by_hand(tiny: Tiny, folder: Path, views: int, batch_size: 
             pairs = [value for value in pairs if value != 0]
             add("invariance", sum(pairs) / (views * views - views))
     assert found == pytest.approx(sums, rel=1e-4, abs=1e-7)
+    assert evaluation.measure(model, views=views) == found  # on the same views again
 
 
 def test_the_model_is_left_in_its_mode(tiny: Tiny, folder: Path) -> None:
     model = MeanColour()
     seen = []
     model.register_forward_hook(lambda module, *_: seen.append(module.training))
-    measure(model, open_split(str(folder), "test"), tiny(), CPU, views=0)
+    Evaluation(images_of(folder), tiny(), CPU).measure(model, views=0)
     assert model.training
     assert not any(seen)
 
@@ -93,9 +103,9 @@ def test_what_on_batch_raises_ends_the_evaluation(tiny: Tiny, folder: Path) -> N
     def stop(done: int, total: int) -> None:
         raise KeyboardInterrupt
 
-    images = open_split(str(folder), "test")
+    evaluation = Evaluation(images_of(folder), tiny(), CPU)
     with pytest.raises(KeyboardInterrupt):
-        measure(MeanColour(), images, tiny(), CPU, views=2, on_batch=stop)
+        evaluation.measure(MeanColour(), views=2, on_batch=stop)
 
 
 class TestCommand:

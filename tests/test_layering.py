@@ -12,10 +12,11 @@ ROOT = Path(__file__).parent.parent
 # not know each other. The trainer evaluates after each epoch, so evaluation stands below it.
 LAYERS = [
     {"__main__"},
-    {"train", "evaluate"},
+    {"train", "evaluate", "preview", "scan"},
     {"cli", "trainer"},
     {"evaluation"},
-    {"loaders", "objectives", "models", "optim", "checkpoint", "telemetry", "console"},
+    {"loaders", "objectives", "models", "optim", "checkpoint", "telemetry", "console", "picture"},
+    {"pipelines"},
     {"data", "kernels"},
     {"device", "interrupt", "recipes"},
     {"config", "batch"},
@@ -67,10 +68,13 @@ def heavy(source: str) -> list[str]:
     return [m for m, at_top in imports(source) if at_top and m.split(".")[0] not in allowed]
 
 
-FILES = sorted((ROOT / "fastaug").rglob("*.py"))
+# pipelines/ lies beside fastaug/ and is installed as fastaug.pipelines.
+FILES = sorted([*(ROOT / "fastaug").rglob("*.py"), *(ROOT / "pipelines").rglob("*.py")])
 
 
 def part_of(file: Path) -> str:
+    if file.is_relative_to(ROOT / "pipelines"):
+        return "pipelines"
     return file.relative_to(ROOT / "fastaug").parts[0].removesuffix(".py")
 
 
@@ -84,6 +88,16 @@ def test_imports_go_downward(file: Path) -> None:
 )
 def test_import_fastaug_needs_torch_alone(file: Path) -> None:
     assert heavy(file.read_text()) == []
+
+
+def test_dali_is_imported_in_pipelines_alone() -> None:
+    found = {
+        part_of(file)
+        for file in FILES
+        for module, _ in imports(file.read_text())
+        if module.startswith("nvidia")
+    }
+    assert found == {"pipelines"}
 
 
 def test_every_module_has_its_layer() -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from fastaug.__main__ import COMMANDS
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -32,6 +34,7 @@ def test_the_wheel_has_every_module_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
     modules = {str(p.relative_to(ROOT)) for p in (ROOT / "fastaug").rglob("*.py")}
+    modules |= {f"fastaug/{p.relative_to(ROOT)}" for p in (ROOT / "pipelines").rglob("*.py")}
     assert names == modules | {"fastaug/py.typed"}
 
 
@@ -39,7 +42,8 @@ def test_the_wheel_names_its_script_and_requirements(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         texts = {n.rpartition("/")[2]: archive.read(n).decode() for n in archive.namelist()}
     assert "fastaug = fastaug.__main__:script" in texts["entry_points.txt"]
-    for requirement in ("torch", "timm", "numpy", "tensorboard", "tyro", "rich", "pillow"):
+    needed = ("torch", "timm", "numpy", "tensorboard", "tyro", "rich", "pillow")
+    for requirement in (*needed, "nvidia-dali-cuda120"):
         assert f"Requires-Dist: {requirement}" in texts["METADATA"]
     assert "License: Apache-2.0" in texts["METADATA"]
 
@@ -51,9 +55,10 @@ def test_it_runs_from_a_wheel_outside_the_tree(wheel: Path, tmp_path: Path) -> N
     script = (
         "import fastaug, sys, torch\n"
         "assert fastaug.__file__.startswith(sys.argv[1]), fastaug.__file__\n"
-        "assert 'timm' not in sys.modules and 'PIL' not in sys.modules\n"
+        "assert not {'timm', 'PIL', 'nvidia.dali'} & set(sys.modules)\n"
         "print(fastaug.pairwise_kl(torch.zeros(2, 3, 4)).tolist())\n"
         "fastaug.build_model('wrn-10-1', 3), fastaug.build_loader\n"
+        "import fastaug.pipelines.loader\n"
     )
     environment = {"PYTHONPATH": str(site), "PATH": "/usr/bin:/bin"}
     result = subprocess.run(
@@ -65,6 +70,6 @@ def test_it_runs_from_a_wheel_outside_the_tree(wheel: Path, tmp_path: Path) -> N
     )
     assert result.returncode == 0, result.stderr
     assert result.stdout.strip() == "[0.0, 0.0]"
-    for module in ("train", "evaluate"):
+    for module in COMMANDS:
         command = [sys.executable, "-m", f"fastaug.{module}", "--help"]
         subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True)

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fastaug.data.randaugment import NAMES, Operation, apply_operations, draw_operations
-from fastaug.data.stream import TRAIN_VIEWS, Stream
+from fastaug.config import TrainConfig
+from fastaug.data.plan import draw_plans
+from fastaug.data.randaugment import NAMES, Operation, apply_operations
+from fastaug.data.stream import TRAIN_VIEWS
 
 # name -> arguments at magnitude 5 on a 224 px view, from the table of the paper's source
 AT_FIVE = {
@@ -62,7 +64,9 @@ def nearest(image: np.ndarray, matrix: tuple[float, ...]) -> np.ndarray:
     out = np.full_like(image, 128)
     for y in range(height):
         for x in range(width):
-            u, v = math.floor(a * x + b * y + c + 0.5), math.floor(d * x + e * y + f + 0.5)
+            # What lies half way goes up, whatever the last digit of the sums is.
+            u = math.floor(a * x + b * y + c + 0.5 + 1e-9)
+            v = math.floor(d * x + e * y + f + 0.5 + 1e-9)
             if 0 <= u < width and 0 <= v < height:
                 out[y, x] = image[v, u]
     return out
@@ -171,12 +175,18 @@ def test_the_input_is_not_changed() -> None:
     np.testing.assert_array_equal(image, before)
 
 
-def drawn(count: int, size: int = 224, layers: int = 4, magnitude: float = 5) -> list[Operation]:
-    return [
-        operation
-        for index in range(count)
-        for operation in draw_operations(Stream(0, 0, TRAIN_VIEWS, index), size, layers, magnitude)
-    ]
+def drawn(count: int, size: int = 224, magnitude: float = 5) -> list[Operation]:
+    """Four operations for each of so many images, one image after another."""
+    config = TrainConfig(
+        augment="randaugment",
+        size=size,
+        views=1,
+        randaugment_layers=4,
+        randaugment_magnitude=magnitude,
+    )
+    sizes = np.full((count, 2), 300)
+    plans = draw_plans(config, 0, TRAIN_VIEWS, np.arange(count), sizes)
+    return [o for place in range(count) for o in plans.of_image(place)[0].operations]
 
 
 def test_the_arguments_at_magnitude_five() -> None:

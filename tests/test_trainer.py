@@ -91,9 +91,10 @@ def test_two_runs_of_one_seed_are_the_same(tiny: Tiny) -> None:
     assert metrics(other) != metrics(first)
 
 
+@pytest.mark.parametrize("loader", ["torch", "dali"])
 @pytest.mark.parametrize("stop", range(1, STEPS))
-def test_stopping_after_any_step_changes_nothing(tiny: Tiny, stop: int) -> None:
-    config = tiny(accumulate=2, log_every=3)
+def test_stopping_after_any_step_changes_nothing(tiny: Tiny, stop: int, loader: str) -> None:
+    config = tiny(accumulate=2, log_every=3, loader=loader)
     whole = run(config, "-whole")
     stopped = run(replace(config, max_steps=stop))
     assert load_checkpoint(stopped / "last.pt")["step"] == stop
@@ -112,6 +113,8 @@ def test_stopping_after_any_step_changes_nothing(tiny: Tiny, stop: int) -> None:
         {"precision": "bf16"},
         {"precision": "fp16"},
         {"augment": "randaugment", "workers": 1},
+        {"augment": "randaugment", "loader": "dali"},
+        {"loader": "dali", "precision": "bf16", "views_dtype": "fp16", "last_batch": "fill"},
         {"model": "timm/test_vit", "dropout": 0.2, "stochastic_depth": 0.2, "size": 32},
         {"model": "resnet18", "max_steps": 6},
         {"average": "logits", "label_smoothing": 0.1, "schedule": "halving", "nesterov": True},
@@ -214,7 +217,7 @@ class TestResume:
         stopped = run(tiny(max_steps=1))
         other = Path(shutil.copytree(folder, tmp_path / "other"))
         (other / "train/red/00.jpg").unlink()
-        with pytest.raises(CheckpointError, match="its number of images is 36, here it is 35"):
+        with pytest.raises(CheckpointError, match=r"number of images 36 \(here: 35\)"):
             Trainer(tiny(data=str(other)), stopped / "last.pt")
 
     def test_data_that_has_moved_is_the_same(
@@ -230,18 +233,19 @@ class TestResume:
         assert metrics(run(tiny(), checkpoint=finished / "last.pt")) == before
 
 
+@pytest.mark.parametrize("loader", ["torch", "dali"])
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_an_error_of_the_data_loses_no_step(
-    tiny: Tiny, folder: Path, tmp_path: Path, accumulate: int
+    tiny: Tiny, folder: Path, tmp_path: Path, accumulate: int, loader: str
 ) -> None:
-    config = tiny(accumulate=accumulate)
+    config = tiny(accumulate=accumulate, loader=loader)
     whole = run(config, "-whole")
     data = Path(shutil.copytree(folder, tmp_path / "data"))
     config = replace(config, data=str(data))
     failing = Trainer(config)
     # The image that step 3 sees first: two steps are made before it.
     batches = list(failing.loader.batches())
-    victim = failing.train_images.files[batches[2 * accumulate][1][-1]]
+    victim = failing.train_images.files[batches[2 * accumulate].indices[-1]]
     content = victim.read_bytes()
     victim.write_bytes(content[:100])
     with pytest.raises(DataError, match=victim.name):
@@ -296,20 +300,14 @@ def test_compile(tiny: Tiny) -> None:
     assert compiled[0]["loss"] == pytest.approx(plain[0]["loss"], rel=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("signum", "send"),
-    [(signal.SIGINT, os.killpg), (signal.SIGTERM, os.killpg), (signal.SIGTERM, os.kill)],
-    ids=["ctrl-c", "terminate-group", "terminate"],
-)
-def test_a_signal_saves_and_ends(tiny: Tiny, signum: int, send: Callable[[int, int], None]) -> None:
-    """As it comes: the whole process group hears Ctrl-C and a cluster's SIGTERM, workers too."""
-    config = tiny(workers=1, epochs=40, eval_every=40)
+def start_in_a_shell(config: TrainConfig, *more: str) -> subprocess.Popen:
+    """A run of 160 steps as it is typed; comes back when its first steps are made."""
     flags = [
         *("--data", config.data, "--model", config.model, "--size", "16", "--views", "2"),
         *("--batch-size", "16", "--epochs", "40", "--lr", "0.05", "--eval-every", "40"),
-        *("--workers", "1", "--tta", "2", "--log-every", "2"),
+        *("--workers", "1", "--tta", "2", "--log-every", "2", "--loader", config.loader),
     ]
-    command = [sys.executable, "-m", "fastaug.train", *flags, "--out", config.out]
+    command = [sys.executable, "-m", "fastaug.train", *flags, "--out", config.out, *more]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
@@ -319,6 +317,26 @@ def test_a_signal_saves_and_ends(tiny: Tiny, signum: int, send: Callable[[int, i
         assert process.poll() is None, process.communicate()
         assert time.time() < deadline
         time.sleep(0.02)
+    return process
+
+
+@pytest.mark.parametrize(
+    ("loader", "signum", "send"),
+    [
+        ("torch", signal.SIGINT, os.killpg),
+        ("torch", signal.SIGTERM, os.killpg),
+        ("torch", signal.SIGTERM, os.kill),
+        ("dali", signal.SIGINT, os.killpg),
+        ("dali", signal.SIGTERM, os.kill),
+    ],
+    ids=["ctrl-c", "terminate-group", "terminate", "dali-ctrl-c", "dali-terminate"],
+)
+def test_a_signal_saves_and_ends(
+    tiny: Tiny, loader: str, signum: int, send: Callable[[int, int], None]
+) -> None:
+    """As it comes: the whole process group hears Ctrl-C and a cluster's SIGTERM, workers too."""
+    config = tiny(loader=loader, epochs=40, eval_every=40)
+    process = start_in_a_shell(config)
     send(process.pid, signum)
     out, err = process.communicate(timeout=120)
     assert process.returncode == 128 + signum, err
@@ -328,4 +346,23 @@ def test_a_signal_saves_and_ends(tiny: Tiny, signum: int, send: Callable[[int, i
     assert 0 < step < 160
     again = [sys.executable, "-m", "fastaug.train", "--resume", config.out]
     subprocess.run(again, check=True, capture_output=True)
-    assert_same_weights(Path(config.out), run(replace(config, workers=0), "-whole"))
+    assert_same_weights(Path(config.out), run(config, "-whole"))
+
+
+def test_a_killed_run_ends_with_the_same_weights(tiny: Tiny) -> None:
+    """SIGKILL in the middle of an epoch: what was saved last is whole, and the rest is repeated."""
+    config = tiny(loader="dali", epochs=40, eval_every=40, augment="randaugment")
+    flags = ("--checkpoint-every", "3", "--augment", "randaugment")
+    process = start_in_a_shell(config, *flags)
+    last = Path(config.out) / "last.pt"
+    while not last.exists():
+        time.sleep(0.005)
+    process.kill()
+    process.communicate()
+    step = load_checkpoint(last)["step"]
+    assert 0 < step < 160
+    again = [sys.executable, "-m", "fastaug.train", "--resume", config.out]
+    subprocess.run(again, check=True, capture_output=True)
+    whole = run(config, "-whole")
+    assert_same_weights(Path(config.out), whole)
+    assert metrics(Path(config.out)) == metrics(whole)

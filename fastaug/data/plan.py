@@ -1,6 +1,7 @@
-"""View plans: the random decisions of one view, as data.
+"""View plans: the random decisions of views, as data.
 
-Drawing a plan and carrying it out are apart, so that whatever makes the views makes the same ones.
+Drawing plans and carrying them out are apart, so that whatever makes the views makes the same ones:
+the plan of view k of image i in epoch e depends on (seed, e, i, k) and the image's size alone.
 """
 
 from __future__ import annotations
@@ -8,17 +9,30 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
+
 from fastaug.config import TrainConfig
-from fastaug.data.randaugment import Operation, draw_operations
-from fastaug.data.stream import Stream
+from fastaug.data.randaugment import (
+    NAMES,
+    NUMBERS_PER_LAYER,
+    Operation,
+    argument_count,
+    draw_operations,
+)
+from fastaug.data.stream import uniforms
 from fastaug.errors import DataError
 
 PAD = 4
 """Pixels of reflection around the image for crop="pad"."""
 ATTEMPTS = 10
 RATIO = (3 / 4, 4 / 3)
+LEAST_COVERED = 0.1
+"""Share of the image that a crop of TensorFlow's sampling covers at the least."""
 CENTRAL = 224 / 256
 """Side of the central crop relative to the shorter side of the image."""
+_FLIP, _BOX = 0, 1
+_LAYERS = _BOX + 4 * ATTEMPTS
+"""Places of the numbers for flip, box and layers: a view's crop is the same with RandAugment."""
 
 
 @dataclass(frozen=True)
@@ -33,56 +47,170 @@ class ViewPlan:
     operations: tuple[Operation, ...] = ()
 
 
-def draw_plan(stream: Stream, height: int, width: int, config: TrainConfig) -> ViewPlan:
-    """The plan of one training view of an image of height x width pixels."""
-    if config.augment == "none":
-        return central_plan(height, width, config)
-    box = _padded_box if config.crop == "pad" else _resized_box
-    operations: tuple[Operation, ...] = ()
-    top, left, crop_height, crop_width = box(stream, height, width, config)
-    flip = stream.uniform() < 0.5
-    if config.augment == "randaugment":
-        operations = draw_operations(
-            stream, config.size, config.randaugment_layers, config.randaugment_magnitude
-        )
-    return ViewPlan(top, left, crop_height, crop_width, flip, operations)
+@dataclass(frozen=True)
+class ViewPlans:
+    """The plans of K views of each of B images."""
+
+    boxes: np.ndarray
+    """[B, K, 4] int32: top, left, height, width."""
+    flips: np.ndarray
+    """[B, K] bool."""
+    operations: np.ndarray
+    """[B, K, N] int32: places in the policy's list of names; N is 0 without RandAugment."""
+    arguments: np.ndarray
+    """[B, K, N, 4] float64."""
+
+    def of_image(self, place: int) -> list[ViewPlan]:
+        """The K plans of one image, NFNet's operations by name."""
+        boxes, flips = self.boxes[place].tolist(), self.flips[place].tolist()
+        operations = map(_named, self.operations[place], self.arguments[place])
+        return [
+            ViewPlan(top, left, height, width, flip, own)
+            for (top, left, height, width), flip, own in zip(boxes, flips, operations, strict=True)
+        ]
 
 
-def central_plan(height: int, width: int, config: TrainConfig) -> ViewPlan:
-    """The one view of an evaluation on central crops; of CIFAR it is the image itself."""
+def _named(operations: np.ndarray, arguments: np.ndarray) -> tuple[Operation, ...]:
+    names = [NAMES[operation] for operation in operations]
+    return tuple(
+        Operation(name, tuple(row[: argument_count(name)].tolist()))
+        for name, row in zip(names, arguments, strict=True)
+    )
+
+
+def draw_plans(
+    config: TrainConfig, epoch: int, purpose: int, indices: np.ndarray, sizes: np.ndarray
+) -> ViewPlans:
+    """indices: [B], places in the data set; sizes: [B, 2], heights and widths -> their plans."""
+    layers = config.randaugment_layers if config.augment == "randaugment" else 0
+    count = _LAYERS + NUMBERS_PER_LAYER * layers
+    shape = (len(indices), config.views)
     if config.crop == "pad":
-        _check_size(height, width, config.size)
-        return ViewPlan(PAD, PAD, height, width)
-    side = max(1, round(min(height, width) * CENTRAL))
-    return ViewPlan((height - side) // 2, (width - side) // 2, side, side)
+        _check_sizes(sizes, config.size)
+    if config.augment == "none":
+        boxes = np.repeat(central_boxes(sizes, config)[:, None], config.views, axis=1)
+        flips = np.zeros(shape, bool)
+        return ViewPlans(boxes, flips, np.zeros((*shape, 0), np.int32), np.zeros((*shape, 0, 4)))
+    numbers = uniforms(config.seed, epoch, purpose, indices, config.views, count)
+    draw_boxes = {"pad": _padded_boxes, "dali": _dali_boxes, "tf": _tf_boxes}
+    draw = draw_boxes["pad" if config.crop == "pad" else config.crop_sampling]
+    height, width = sizes[:, None, 0].astype(np.float64), sizes[:, None, 1].astype(np.float64)
+    boxes = draw(numbers[..., _BOX:_LAYERS], height, width, config)
+    operations, arguments = draw_operations(
+        numbers[..., _LAYERS:].reshape(*shape, layers, NUMBERS_PER_LAYER),
+        config.randaugment_policy,
+        config.randaugment_magnitude,
+        config.size,
+    )
+    return ViewPlans(boxes, numbers[..., _FLIP] < 0.5, operations, arguments)
 
 
-def _padded_box(
-    stream: Stream, height: int, width: int, config: TrainConfig
-) -> tuple[int, int, int, int]:
-    _check_size(height, width, config.size)
-    return stream.below(2 * PAD + 1), stream.below(2 * PAD + 1), height, width
+def central_boxes(sizes: np.ndarray, config: TrainConfig) -> np.ndarray:
+    """[B, 2] -> [B, 4]: the one view of an evaluation; of CIFAR it is the image itself."""
+    if config.crop == "pad":
+        return np.concatenate([np.full_like(sizes, PAD), sizes], axis=1).astype(np.int32)
+    side = np.rint(sizes.min(axis=1) * CENTRAL).clip(1).astype(np.int32)
+    return np.stack([*((sizes.T - side) // 2), side, side], axis=1).astype(np.int32)
 
 
-def _resized_box(
-    stream: Stream, height: int, width: int, config: TrainConfig
-) -> tuple[int, int, int, int]:
-    """Area uniform, aspect ratio log-uniform, as DALI and torchvision draw it."""
-    for _ in range(ATTEMPTS):
-        area = height * width * stream.uniform(*config.crop_area)
-        ratio = math.exp(stream.uniform(math.log(RATIO[0]), math.log(RATIO[1])))
-        crop_height, crop_width = round(math.sqrt(area / ratio)), round(math.sqrt(area * ratio))
-        if 0 < crop_height <= height and 0 < crop_width <= width:
-            top = stream.below(height - crop_height + 1)
-            return top, stream.below(width - crop_width + 1), crop_height, crop_width
-    # Very long or very tall images: the largest centred box with an allowed ratio.
-    crop_height = min(height, max(1, round(width / RATIO[0])))
-    crop_width = min(width, max(1, round(height * RATIO[1])))
-    return (height - crop_height) // 2, (width - crop_width) // 2, crop_height, crop_width
+# --- boxes: numbers [B, K, 4 * ATTEMPTS], heights and widths [B, 1] -> [B, K, 4] int32 ---
 
 
-def _check_size(height: int, width: int, size: int) -> None:
-    if (height, width) != (size, size):
+def _padded_boxes(
+    numbers: np.ndarray, height: np.ndarray, width: np.ndarray, config: TrainConfig
+) -> np.ndarray:
+    corner = np.floor(numbers[..., :2] * (2 * PAD + 1))
+    return np.concatenate([corner, np.full_like(corner, config.size)], axis=-1).astype(np.int32)
+
+
+def _dali_boxes(
+    numbers: np.ndarray, height: np.ndarray, width: np.ndarray, config: TrainConfig
+) -> np.ndarray:
+    """Area uniform, aspect ratio log-uniform, the first of ten that fits; as DALI draws it."""
+    low, high = config.crop_area
+    tall, wide = height[..., None], width[..., None]
+    area = tall * wide * (low + (high - low) * numbers[..., :ATTEMPTS])
+    edge = math.log(RATIO[1])  # RATIO is symmetric in the logarithm
+    ratio = np.exp(edge * (2 * numbers[..., ATTEMPTS : 2 * ATTEMPTS] - 1))
+    h, w = (_half_up(np.sqrt(side)).clip(1) for side in (area / ratio, area * ratio))
+    rounded = w / h
+    fits = (h <= tall) & (w <= wide) & (rounded >= RATIO[0]) & (rounded <= RATIO[1])
+    h, w = _first((h, w), fits, _largest(height, width, high))
+    # A strip that no box of the least area fits into: the largest that its ratio allows.
+    most_h, most_w = np.floor(width / RATIO[0]).clip(1), np.floor(height * RATIO[1]).clip(1)
+    least = low * height * width
+    too_wide, too_tall = height * most_w < least, width * most_h < least
+    h, w = np.where(too_wide, height, h), np.where(too_wide, most_w, w)
+    h, w = np.where(too_tall, most_h, h), np.where(too_tall, width, w)
+    corner = numbers[..., 2 * ATTEMPTS :]
+    top = np.floor(corner[..., 0] * (height - h + 1))
+    left = np.floor(corner[..., 1] * (width - w + 1))
+    return np.stack([top, left, h, w], axis=-1).astype(np.int32)
+
+
+def _largest(height: np.ndarray, width: np.ndarray, most: float) -> tuple[np.ndarray, np.ndarray]:
+    """DALI's last resort: the whole image, cut to an allowed ratio and to the largest area."""
+    h = np.where(width / height < RATIO[0], np.floor(width / RATIO[0]).clip(1), height)
+    w = np.where(width / height > RATIO[1], np.floor(height * RATIO[1]).clip(1), width)
+    scale = np.sqrt(np.minimum(1, most * height * width / (h * w)))
+    return np.floor(h * scale).clip(1), np.floor(w * scale).clip(1)
+
+
+def _tf_boxes(
+    numbers: np.ndarray, height: np.ndarray, width: np.ndarray, config: TrainConfig
+) -> np.ndarray:
+    """Ratio uniform, then height uniform among those that fit; as TensorFlow's
+    sample_distorted_bounding_box draws it for a box around the whole image.
+
+    A crop of the whole image, drawn or for want of another, becomes the central crop, as in
+    DeepMind's pipeline.
+    """
+    tall, wide = height[..., None], width[..., None]
+    least, most = (share * tall * wide for share in config.crop_area)
+    ratio = RATIO[0] + (RATIO[1] - RATIO[0]) * numbers[..., :ATTEMPTS]
+    highest = np.rint(np.sqrt(most / ratio))
+    within = np.floor((wide + 0.5 - 1e-7) / ratio)
+    within -= np.rint(within * ratio) > wide
+    highest = np.where(np.rint(highest * ratio) > wide, within, highest)
+    highest = np.minimum(highest, tall)
+    h = np.minimum(np.rint(np.sqrt(least / ratio)), highest)
+    h += np.floor(numbers[..., ATTEMPTS : 2 * ATTEMPTS] * (highest - h + 1))
+    # Rounding may miss the bounds by a pixel: one pixel more, then one less.
+    h += np.rint(h * ratio) * h < least
+    h -= np.rint(h * ratio) * h > most
+    w = np.rint(h * ratio)
+    area = h * w
+    fits = (area >= least) & (area <= most) & (w <= wide) & (h <= tall) & (w > 0) & (h > 0)
+    fits &= area >= LEAST_COVERED * tall * wide
+    top = np.floor(numbers[..., 2 * ATTEMPTS : 3 * ATTEMPTS] * (tall - h).clip(1))
+    left = np.floor(numbers[..., 3 * ATTEMPTS :] * (wide - w).clip(1))
+    whole = (np.zeros_like(height), np.zeros_like(width), height, width)
+    boxes = np.stack(_first((top, left, h, w), fits, whole), axis=-1).astype(np.int32)
+    is_whole = (boxes[..., 2] == height) & (boxes[..., 3] == width)
+    sizes = np.concatenate([height, width], axis=1).astype(np.int32)
+    central = central_boxes(sizes, config)[:, None]
+    return np.where(is_whole[..., None], central, boxes)
+
+
+def _first(
+    values: tuple[np.ndarray, ...], fits: np.ndarray, otherwise: tuple[np.ndarray, ...]
+) -> tuple[np.ndarray, ...]:
+    """Of values [B, K, ATTEMPTS] the first attempt that fits, or the alternative: [B, K]."""
+    place = fits.argmax(axis=-1)[..., None]
+    found = fits.any(axis=-1)
+    return tuple(
+        np.where(found, np.take_along_axis(value, place, axis=-1)[..., 0], other)
+        for value, other in zip(values, otherwise, strict=True)
+    )
+
+
+def _half_up(values: np.ndarray) -> np.ndarray:
+    """C's round, for what is not negative; numpy's rounds halves to even."""
+    return np.floor(values + 0.5)
+
+
+def _check_sizes(sizes: np.ndarray, size: int) -> None:
+    for height, width in sizes[(sizes != size).any(axis=1)]:
         raise DataError(
             f"--crop pad needs images of exactly --size pixels ({size} x {size}), "
             f"got one of {width} x {height}; use --crop resized, or another --size"

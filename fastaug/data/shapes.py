@@ -1,6 +1,5 @@
 """The built-in data set: ten classes of drawn shapes, 2,500 JPEG files, made on first use."""
 
-import os
 import shutil
 import sys
 import uuid
@@ -9,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fastaug.data.cache import cache_dir
 from fastaug.data.shapes_drawing import OUTLINES, draw_picture
 from fastaug.errors import DataError
 
@@ -19,9 +19,9 @@ CLASSES = tuple(sorted(OUTLINES))
 IMAGES_PER_CLASS = {"train": 200, "test": 50}
 
 
-def ensure_shapes(cache_dir: Path | None = None) -> Path:
+def ensure_shapes(cache: Path | None = None) -> Path:
     """The folder with {train,test}/<class>/NNNN.jpg; makes it (about 7 s) where it is missing."""
-    root = (cache_dir or _default_cache_dir()) / f"shapes-v{VERSION}"
+    root = (cache or cache_dir()) / f"shapes-v{VERSION}"
     try:
         if not root.is_dir():
             _make_whole(root, IMAGES_PER_CLASS)
@@ -31,12 +31,6 @@ def ensure_shapes(cache_dir: Path | None = None) -> Path:
             "set FASTAUG_CACHE to a folder that can be written"
         ) from error
     return root
-
-
-def _default_cache_dir() -> Path:
-    if own := os.environ.get("FASTAUG_CACHE"):
-        return Path(own).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fastaug"
 
 
 def _make_whole(root: Path, images_per_class: Mapping[str, int]) -> None:

@@ -11,12 +11,13 @@ import numpy as np
 
 from fastaug.data.cifar import ARCHIVES, cifar_folder, read_cifar, read_cifar_tar
 from fastaug.data.images import ImageSet
+from fastaug.data.records import find_shards, open_records
 from fastaug.data.shapes import ensure_shapes
+from fastaug.data.webdataset import IMAGE_SUFFIXES
 from fastaug.errors import DataError
 
 Split = Literal["train", "test"]
 
-_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff", ".gif"}
 _FOLDERS = {"train": ("train",), "test": ("val", "test")}
 _ARRAYS = {
     "train": (("train_images", "train_labels"), ("x_train", "y_train"), ("images", "labels")),
@@ -60,8 +61,12 @@ def open_split(data: str, split: Split) -> ImageSet:
     if not path.exists():
         raise DataError(f"--data {data}: no such file or folder (and not the built-in 'shapes')")
     if path.is_dir():
-        images = read_cifar(found, split) if (found := cifar_folder(path)) else None
-        images = images or _open_folder(path, split)
+        if found := cifar_folder(path):
+            images = read_cifar(found, split)
+        elif find_shards(path, "train"):
+            images = open_records(path, split)
+        else:
+            images = _open_folder(path, split)
     elif path.suffix == ".npz":
         images = _open_npz(path, split)
     elif path.name.endswith((".tar.gz", ".tgz", ".tar")):
@@ -71,8 +76,8 @@ def open_split(data: str, split: Split) -> ImageSet:
             raise DataError(f"{path}: not a readable tar archive ({error})") from error
     else:
         raise DataError(
-            f"--data {data}: not a kind of data that is known; give a folder of class folders, "
-            f"CIFAR's {' or '.join(ARCHIVES)}, or an .npz"
+            f"--data {data}: not a kind of data that is known; give a folder of class folders "
+            f"or of shards, CIFAR's {' or '.join(ARCHIVES)}, or an .npz"
         )
     if len(images) == 0:
         raise DataError(f"{images.name}: no images")
@@ -81,12 +86,23 @@ def open_split(data: str, split: Split) -> ImageSet:
     return images
 
 
+def open_split_or_flat(data: str, split: Split) -> ImageSet:
+    """One split; or, to look at, all images right in a folder that has no splits: one class."""
+    root = Path(data).expanduser()
+    files = sorted(f for f in root.iterdir() if _is_image(f)) if root.is_dir() else []
+    if not files or any((root / name).is_dir() for name in _FOLDERS[split]):
+        return open_split(data, split)
+    labels = np.zeros(len(files), np.int64)
+    return ImageSet(str(root), (root.absolute().name,), labels, tuple(files))
+
+
 def _open_folder(root: Path, split: Split) -> ImageSet:
     folder = next((root / name for name in _FOLDERS[split] if (root / name).is_dir()), None)
     if folder is None:
         wanted = " or ".join(f"{name}/" for name in _FOLDERS[split])
         raise DataError(
-            f"{root}: no folder {wanted} in it; class folders go into train/ and into val/ or test/"
+            f"{root}: no folder {wanted} in it; class folders or shards (.tar, .tfrecord, .rec) "
+            "go into train/ and into val/ or test/"
         )
     classes = sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
     if not classes:
@@ -95,14 +111,16 @@ def _open_folder(root: Path, split: Split) -> ImageSet:
     for label, name in enumerate(classes):
         found = sorted(f for f in (folder / name).rglob("*") if _is_image(f))
         if not found:
-            raise DataError(f"{folder / name}: no images in it ({', '.join(sorted(_SUFFIXES))})")
+            raise DataError(
+                f"{folder / name}: no images in it ({', '.join(sorted(IMAGE_SUFFIXES))})"
+            )
         files += found
         labels += [label] * len(found)
     return ImageSet(str(folder), tuple(classes), np.array(labels, np.int64), tuple(files))
 
 
 def _is_image(file: Path) -> bool:
-    return file.suffix.lower() in _SUFFIXES and not file.name.startswith(".")
+    return file.suffix.lower() in IMAGE_SUFFIXES and not file.name.startswith(".")
 
 
 def _open_npz(path: Path, split: Split) -> ImageSet:

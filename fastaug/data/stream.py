@@ -1,29 +1,54 @@
-"""Random numbers by address: a stream depends on where it is used, not on what was drawn before."""
+"""Random numbers by address: they depend on where they are used, not on what was drawn before.
+
+Philox4x32-10 is a counter-based generator: (seed, epoch) is its key, (block, view, image, purpose)
+its counter, so no two addresses share a number, and nothing need be saved to go on after a stop.
+Its arithmetic is 32 bits wide, so that a GPU can draw the same numbers.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
-# What a stream is for; the last word of its counter.
-ORDER, TRAIN_VIEWS, TEST_VIEWS = range(3)
+# What the numbers are for: the last word of the counter.
+ORDER, TRAIN_VIEWS, TEST_VIEWS, SUBSTITUTES = range(4)
+
+_LOW = np.uint64(0xFFFFFFFF)
+_MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
+_KEY_STEPS = 0x9E3779B9, 0xBB67AE85
+_ROUNDS = 10
 
 
-class Stream:
-    """Numbers of (seed, epoch, purpose, index, view), from Philox: a counter-based generator.
+def uniforms(
+    seed: int, epoch: int, purpose: int, indices: np.ndarray, views: int, count: int
+) -> np.ndarray:
+    """indices: [B] -> [B, views, count] float64 in [0, 1): the first numbers of each view."""
+    blocks = -(-count // 4)
+    shape = (len(indices), views, blocks)
+    counter = [
+        np.arange(blocks, dtype=np.uint64),
+        np.arange(views, dtype=np.uint64)[:, None],
+        np.asarray(indices, np.uint64)[:, None, None],
+        np.array(purpose, np.uint64),
+    ]
+    words = philox([np.broadcast_to(word, shape) for word in counter], (seed, epoch))
+    return words.reshape(*shape[:2], 4 * blocks)[..., :count] * 2.0**-32
 
-    The address is the key and the upper words of the counter, so no two streams overlap. Only the
-    raw words of numpy's generator are used: those are fixed for all its versions.
-    """
 
-    def __init__(self, seed: int, epoch: int, purpose: int, index: int = 0, view: int = 0) -> None:
-        self._bits = np.random.Philox(key=[seed, epoch], counter=[0, view, index, purpose])
+def permutation(seed: int, epoch: int, n: int) -> np.ndarray:
+    """[n]: the numbers 0 to n - 1 in the order of an epoch."""
+    keys = uniforms(seed, epoch, ORDER, np.zeros(1), 1, n)[0, 0]
+    return np.argsort(keys, kind="stable")
 
-    def uniform(self, low: float = 0.0, high: float = 1.0) -> float:
-        return low + (high - low) * (int(self._bits.random_raw()) >> 11) * 2.0**-53
 
-    def below(self, n: int) -> int:
-        """A whole number from 0 to n - 1."""
-        return int(self.uniform() * n)
-
-    def permutation(self, n: int) -> np.ndarray:
-        return np.argsort(self._bits.random_raw(n), kind="stable")
+def philox(counter: list[np.ndarray], key: tuple[int, int]) -> np.ndarray:
+    """Four counter words, each [...] uint64 below 2**32 -> [..., 4] uint32."""
+    a, b, c, d = counter
+    for turn in range(_ROUNDS):
+        first, second = (
+            np.uint64((word + turn * step) & 0xFFFFFFFF)
+            for word, step in zip(key, _KEY_STEPS, strict=True)
+        )
+        left, right = a * _MULTIPLIERS[0], c * _MULTIPLIERS[1]
+        a, b = (right >> np.uint64(32)) ^ b ^ first, right & _LOW
+        c, d = (left >> np.uint64(32)) ^ d ^ second, left & _LOW
+    return np.stack([a, b, c, d], axis=-1).astype(np.uint32)

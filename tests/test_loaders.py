@@ -1,7 +1,9 @@
-"""The loader: what a batch holds depends on (seed, epoch, image, view) alone."""
+"""Both loaders: what a batch holds depends on (seed, epoch, image, view) alone."""
 
 from __future__ import annotations
 
+import re
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,16 +11,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
+from shard_writers import WRITERS, every_format
 
 import fastaug
 from fastaug.batch import ViewBatch
 from fastaug.config import TrainConfig
+from fastaug.data.cores import worker_count
 from fastaug.data.sources import open_split
-from fastaug.data.torch_loader import TorchLoader, worker_count
+from fastaug.data.views import denormalise
 from fastaug.errors import CheckpointError, DataError
 from fastaug.loaders import build_evaluation_loader
 
 Tiny = Callable[..., TrainConfig]
+
+
+@pytest.fixture(params=["torch", "dali"])
+def tiny(request: pytest.FixtureRequest, tiny: Tiny) -> Tiny:
+    return lambda **changes: tiny(**{"loader": request.param, **changes})
 
 
 def views_by_image(batches: list[ViewBatch]) -> dict[int, torch.Tensor]:
@@ -133,20 +143,63 @@ def test_a_state_continues_with_the_very_next_batch(tiny: Tiny, workers: int, au
 @pytest.mark.parametrize(
     ("changes", "what"),
     [
-        ({"seed": 5}, "its seed is 0, here it is 5"),
-        ({"views": 4}, "its views is 2, here it is 4"),
-        ({"batch_size": 24}, "its images per batch over all ranks is 8, here it is 12"),
+        ({"seed": 5}, "--seed 0 (here: 5)"),
+        ({"views": 4}, "--views 2 (here: 4), images per batch over all ranks 8 (here: 4)"),
+        ({"batch_size": 24}, "images per batch over all ranks 8 (here: 12)"),
+        ({"augment": "randaugment"}, "--augment crop-flip (here: randaugment)"),
+        ({"crop_area": (0.5, 1.0)}, "--crop-area [0.35, 1.0] (here: [0.5, 1.0])"),
+        ({"last_batch": "fill"}, "--last-batch drop (here: fill)"),
     ],
 )
 def test_a_state_of_another_configuration_is_refused(tiny: Tiny, changes: dict, what: str) -> None:
     state = fastaug.build_loader(tiny()).state_dict()
-    with pytest.raises(CheckpointError, match=what):
+    with pytest.raises(CheckpointError, match=re.escape(f"other data or settings; it has {what}")):
         fastaug.build_loader(tiny(**changes)).load_state_dict(state)
+
+
+def test_a_state_of_other_data_is_refused(tiny: Tiny, folder: Path, tmp_path: Path) -> None:
+    state = fastaug.build_loader(tiny()).state_dict()
+    other = Path(shutil.copytree(folder, tmp_path / "other"))
+    (other / "train/red/00.jpg").unlink()
+    with pytest.raises(CheckpointError, match=r"number of images 36 \(here: 35\), data finger"):
+        fastaug.build_loader(tiny(data=str(other))).load_state_dict(state)
 
 
 def test_without_augmentation_all_views_are_the_same(tiny: Tiny) -> None:
     for views in epoch_of(tiny(augment="none")).values():
         assert torch.equal(views[0], views[1])
+
+
+@every_format
+def test_shards_give_the_views_of_the_folder(
+    tiny: Tiny, folder: Path, tmp_path: Path, suffix: str
+) -> None:
+    """The same images in a tar, in TFRecords and in RecordIO, in two shards each."""
+    images = open_split(str(folder), "train")
+    samples = [(images.encoded(i), int(images.labels[i])) for i in range(len(images))]
+    for number, part in enumerate((samples[:20], samples[20:])):
+        WRITERS[suffix](tmp_path / f"train-{number}{suffix}", part)
+    WRITERS[suffix](tmp_path / f"val{suffix}", samples[:9])
+    config = tiny(batch_size=24)
+    expected = epoch_of(config)
+    found = epoch_of(replace(config, data=str(tmp_path)))
+    assert found.keys() == expected.keys()
+    for index, views in expected.items():
+        assert torch.equal(found[index], views)
+    test = open_split(str(tmp_path), "test")
+    loader = build_evaluation_loader(config, test, views=0, batch_size=4)
+    assert [int(i) for b in loader for i in b.indices] == list(range(9))
+    assert [int(i) for b in loader for i in b.labels] == [label for _, label in samples[:9]]
+
+
+def test_a_shard_that_was_cut_short(tiny: Tiny, folder: Path, tmp_path: Path) -> None:
+    images = open_split(str(folder), "train")
+    samples = [(images.encoded(i), int(images.labels[i])) for i in range(len(images))]
+    shard = WRITERS[".tar"](tmp_path / "train.tar", samples)
+    loader = fastaug.build_loader(tiny(data=str(tmp_path)))
+    shard.write_bytes(shard.read_bytes()[:9000])
+    with pytest.raises(DataError, match=r"train\.tar, image at byte \d+: cannot be read"):
+        list(loader)
 
 
 class TestEvaluationLoader:
@@ -161,6 +214,25 @@ class TestEvaluationLoader:
         assert len(batches) == len(loader)
         assert [int(i) for b in batches for i in b.indices] == list(range(15))
         assert {b.views.shape[1] for b in batches} == {max(1, views)}
+
+    @pytest.mark.parametrize("ranks", [2, 3])
+    @pytest.mark.parametrize("views", [0, 2])
+    def test_every_image_once_over_several_ranks(
+        self, tiny: Tiny, folder: Path, views: int, ranks: int
+    ) -> None:
+        images = open_split(str(folder), "test")
+        alone = views_by_image(
+            list(build_evaluation_loader(tiny(), images, views=views, batch_size=8))
+        )
+        seen = []
+        for rank in range(ranks):
+            shard = build_evaluation_loader(
+                tiny(), images, views=views, batch_size=8, rank=rank, ranks=ranks
+            )
+            for index, its_views in views_by_image(list(shard)).items():
+                seen.append(index)
+                assert torch.equal(its_views, alone[index])
+        assert sorted(seen) == list(range(15))
 
     def test_test_views_are_not_those_of_training(self, tiny: Tiny, folder: Path) -> None:
         images = open_split(str(folder), "train")
@@ -178,17 +250,69 @@ class TestEvaluationLoader:
         assert not torch.equal(views[:, 0], views[:, 1])
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_bad_file_is_named_in_one_line(
-    tiny: Tiny, tmp_path: Path, folder: Path, workers: int
-) -> None:
-    images = open_split(str(folder), "train")
-    bad = tmp_path / "bad.jpg"
-    bad.write_bytes(b"not an image")
-    images = replace(images, files=(*images.files[:7], bad, *images.files[8:]))
-    loader = TorchLoader(images, tiny(workers=workers), train=True, images_per_batch=9)
-    with pytest.raises(DataError, match=r"^\S+bad\.jpg: cannot be decoded \([^\n]*$"):
-        list(loader)
+class TestBadFiles:
+    @pytest.fixture
+    def data(self, folder: Path, tmp_path: Path) -> Path:
+        return Path(shutil.copytree(folder, tmp_path / "data"))
+
+    def test_one_that_was_bad_before_is_replaced(self, tiny: Tiny, data: Path) -> None:
+        config = tiny(data=str(data), batch_size=24, max_bad=0.05)
+        before = [batch.indices.tolist() for batch in fastaug.build_loader(config)]
+        (data / "train/green/03.jpg").write_bytes(b"")  # image 15
+        loader = fastaug.build_loader(config)
+        after = [batch.indices.tolist() for batch in loader]
+        differing = [
+            (was, now)
+            for pair in zip(before, after, strict=True)
+            for was, now in zip(*pair, strict=True)
+            if was != now
+        ]
+        assert len(differing) == 1
+        assert differing[0][0] == 15
+        assert 15 not in {index for batch in loader for index in batch.indices.tolist()}
+
+    def test_an_evaluation_goes_without_it(self, tiny: Tiny, data: Path) -> None:
+        (data / "test/blue/02.jpg").write_bytes(b"not an image")
+        config = tiny(data=str(data), max_bad=0.1)
+        loader = build_evaluation_loader(
+            config, open_split(str(data), "test"), views=0, batch_size=4
+        )
+        assert [int(i) for b in loader for i in b.indices] == [0, 1, *range(3, 15)]
+        assert len(loader) == 4
+
+    @pytest.mark.parametrize("workers", [0, 1])
+    @pytest.mark.parametrize("damage", ["noise", "truncated", "gone"])
+    def test_one_that_goes_bad_during_the_run_is_named(
+        self, tiny: Tiny, data: Path, workers: int, damage: str
+    ) -> None:
+        config = tiny(data=str(data), workers=workers)
+        loader = fastaug.build_loader(config)
+        bad = loader.images.files[next(loader.batches()).indices[5]]
+        if damage == "gone":
+            bad.unlink()
+        else:
+            bad.write_bytes(b"not an image" if damage == "noise" else bad.read_bytes()[:200])
+        with pytest.raises(DataError, match=rf"^\S+{bad.parent.name}/{bad.name}: [^\n]*$"):
+            list(loader)
+
+    def test_formats_that_dali_does_not_know(self, tiny: Tiny, data: Path) -> None:
+        """A GIF and a 16-bit PNG are the same images to both loaders."""
+        rng = np.random.default_rng(0)
+        deep = rng.integers(0, 65536, (20, 20), np.uint16)
+        Image.fromarray(deep).save(data / "train/red/00.png")
+        (data / "train/red/00.jpg").unlink()
+        frames = [
+            Image.fromarray(rng.integers(0, 256, (20, 20, 3), np.uint8)).quantize(64)
+            for _ in range(2)
+        ]
+        frames[0].save(data / "train/red/01.gif", save_all=True, append_images=frames[1:])
+        (data / "train/red/01.jpg").unlink()
+        config = tiny(data=str(data), augment="none", crop="pad", size=20, batch_size=24)
+        views = epoch_of(config)
+        levels = denormalise(views[24][0], config).permute(1, 2, 0).numpy()
+        np.testing.assert_allclose(levels, np.repeat(deep[..., None] / 257, 3, -1), atol=0.51)
+        levels = denormalise(views[25][0], config).permute(1, 2, 0).numpy()
+        np.testing.assert_array_equal(levels, np.asarray(frames[0].convert("RGB")))
 
 
 def test_worker_count() -> None:

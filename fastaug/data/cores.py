@@ -1,0 +1,16 @@
+"""How many threads or processes the work on images gets."""
+
+import os
+
+
+def core_count() -> int:
+    """Cores that this process may use."""
+    # Containers limit the affinity, not the count; macOS has no affinity.
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def worker_count(workers: int) -> int:
+    """--workers as given, or one less than the cores, 1 to 8."""
+    return workers if workers >= 0 else min(8, max(1, core_count() - 1))

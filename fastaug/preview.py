@@ -1,0 +1,49 @@
+"""python -m fastaug.preview: a picture of what the network will see."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+
+from fastaug import cli
+from fastaug.config import PreviewConfig
+from fastaug.data.sources import open_split_or_flat
+from fastaug.errors import ConfigError
+from fastaug.loaders import build_loader
+from fastaug.picture import draw_views
+from fastaug.recipes import get_recipe
+from fastaug.telemetry import write_event_picture
+
+
+def main(args: Sequence[str]) -> int:
+    config = configure(args)
+    out = Path(config.out).expanduser()
+    if out.is_dir() or not out.parent.is_dir():
+        raise ConfigError(f"--out {out}: must be a file in a folder that is there")
+    images = open_split_or_flat(config.data, "train")
+    config = replace(config, images=min(config.images, len(images)))
+    batch = next(iter(build_loader(config, images)))
+    picture = draw_views(images, batch, config, rows=config.images)
+    try:
+        picture.save(out)
+    except (OSError, ValueError) as error:  # no rights, or a suffix that is no image's
+        raise ConfigError(f"--out {out}: cannot be written ({error})") from error
+    print(f"{len(batch.indices)} images of {images.name} with {config.views} views each: {out}")
+    if config.logdir:
+        write_event_picture(Path(config.logdir).expanduser(), "views", picture)
+        print(f"the same in TensorBoard: tensorboard --logdir {config.logdir}")
+    return 0
+
+
+def configure(args: Sequence[str]) -> PreviewConfig:
+    """Train's flags; what a recipe says of the run's folder does not matter here."""
+    recipe = get_recipe(cli.peek(args, "recipe")["recipe"] or PreviewConfig.recipe)
+    values = {field.name: getattr(recipe, field.name) for field in fields(recipe)}
+    default = PreviewConfig(**values | {"out": PreviewConfig.out})
+    return cli.parse(PreviewConfig, args, prog="python -m fastaug.preview", default=default)
+
+
+if __name__ == "__main__":
+    sys.exit(cli.run(main))

@@ -1,0 +1,107 @@
+"""python -m fastaug.scan DATA: the images that cannot be used, before a training meets them."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+
+from fastaug import cli
+from fastaug.config import ScanConfig
+from fastaug.console import show_table
+from fastaug.data.images import ImageSet
+from fastaug.data.manifest import Survey, check_share, look_over
+from fastaug.data.sources import Split, open_split_or_flat
+from fastaug.errors import ConfigError, DataError
+from fastaug.telemetry import write_json
+
+log = logging.getLogger("fastaug")
+
+_SHOWN = 20
+
+
+def main(args: Sequence[str]) -> int:
+    options = cli.parse(ScanConfig, args, prog="python -m fastaug.scan")
+    if options.out and (Path(options.out).is_dir() or not Path(options.out).parent.is_dir()):
+        raise ConfigError(f"--out {options.out}: must be a file in a folder that is there")
+    scanned = []
+    for images in open_sets(options.data):
+        found = look_over(images, full=options.full, workers=options.workers)
+        scanned.append((images, found))
+        show(images, found)
+    if options.out:
+        result = {"data": options.data, "full": options.full}
+        write_json(Path(options.out), result | {"sets": [describe(*pair) for pair in scanned]})
+    for images, found in scanned:
+        check_share(images, found, options.max_bad)
+    return 0
+
+
+def open_sets(data: str) -> list[ImageSet]:
+    """Both splits, or the one that is there, or the images of a folder without splits."""
+    opened = [_open(data, split) for split in get_args(Split)]
+    sets = {images.name: images for images in opened if isinstance(images, ImageSet)}
+    errors = [error for error in opened if isinstance(error, DataError)]
+    if not sets:
+        raise errors[0]
+    for error in errors:
+        log.warning("only %s is looked at: %s", *sets, error)
+    return list(sets.values())
+
+
+def _open(data: str, split: Split) -> ImageSet | DataError:
+    try:
+        return open_split_or_flat(data, split)
+    except DataError as error:
+        return error
+
+
+def show(images: ImageSet, found: Survey) -> None:
+    facts, bad = describe(images, found), found.manifest.bad
+    formats = ", ".join(f"{name} {count:,}" for name, count in facts["formats"].items())
+    sizes = [facts[name] for name in ("smallest", "median", "largest")]
+    rows = [
+        ("images", f"{len(images):,}"),
+        ("classes", f"{len(images.classes):,}"),
+        ("formats", formats or "-"),
+        ("smallest / median / largest", " / ".join(f"{w} x {h}" for w, h in sizes if w) or "-"),
+        ("bad", f"{len(bad):,} ({100 * len(bad) / len(images):.3g}%)"),
+    ]
+    show_table(_printable(images.name), rows)
+    for place, reason in list(facts["bad"].items())[:_SHOWN]:
+        print(f"{place}: {reason}")
+    if len(bad) > _SHOWN:
+        rest = f"; all of them: {found.bad_list}" if found.bad_list else "; --out FILE has them all"
+        print(f"and {len(bad) - _SHOWN:,} more{rest}")
+
+
+def describe(images: ImageSet, found: Survey) -> dict[str, Any]:
+    """What was found, as plain values; sizes are width and height, by area, of good images."""
+    good = np.delete(found.manifest.sizes, list(found.manifest.bad), axis=0)
+    order = np.argsort(good.prod(axis=1, dtype=np.int64), kind="stable")
+    places = {"smallest": 0, "median": len(order) // 2, "largest": len(order) - 1}
+    return {
+        "name": _printable(images.name),
+        "images": len(images),
+        "formats": dict(found.formats.most_common()),
+        **{
+            name: good[order[place]][::-1].tolist() if len(order) else [0, 0]
+            for name, place in places.items()
+        },
+        "bad": {
+            _printable(images.where(index)): reason for index, reason in found.manifest.bad.items()
+        },
+    }
+
+
+def _printable(text: str) -> str:
+    """File names may hold bytes that are no text."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+if __name__ == "__main__":
+    sys.exit(cli.run(main))

@@ -1,0 +1,199 @@
+"""RandAugment as a DALI graph: each layer applies to every view the operation that its plan says.
+
+The choice is made in the plan (fastaug/data/randaugment.py), not here, so the graph has nothing
+random in it. NFNet's 16 operations fall into ten families that share DALI operators; a graph with
+a branch for each of the 16 was slower (CONTRIBUTING.md has the figures).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from nvidia.dali import fn, math, types
+from nvidia.dali.auto_aug.core import select, signed_bin
+from nvidia.dali.auto_aug.rand_augment import get_rand_augment_suite
+from nvidia.dali.data_node import DataNode
+
+from fastaug.config import TrainConfig
+from fastaug.data.plan import ViewPlans
+from fastaug.data.randaugment import DALI_NAMES, MOVES, NAMES, REFERENCE_SIZE, affine
+
+FILL = 128
+_FACTORS = ("color", "contrast", "brightness", "sharpness")
+NUMBERS = 6
+"""Numbers that a layer of a view takes at the most: a matrix."""
+DALI_BINS = 31
+"""Magnitudes of DALI's own policy: 0 to 30."""
+
+
+def randaugment(
+    views: DataNode, choices: DataNode, numbers: DataNode, config: TrainConfig
+) -> DataNode:
+    """views: [S, S, 3] uint8, choices: [N] int32, numbers: [N, NUMBERS] float, as from encode."""
+    for layer in range(config.randaugment_layers):
+        choice, own = choices[layer], numbers[layer]
+        if config.randaugment_policy == "nfnet":
+            views = select(list(_FAMILIES.values()), choice, views, own, config.size)
+        else:
+            views = _dali_layer(views, choice, own, config)
+    return views
+
+
+def encode(plans: ViewPlans, config: TrainConfig) -> tuple[np.ndarray, np.ndarray]:
+    """The plans' operations, as the graph takes them: [B*K, N] int32, [B*K, N, NUMBERS] float32."""
+    operations = plans.operations.reshape(-1, config.randaugment_layers)
+    arguments = plans.arguments.reshape(*operations.shape, 4)
+    numbers = np.zeros((*operations.shape, NUMBERS), np.float32)
+    numbers[..., :4] = arguments
+    if config.randaugment_policy == "dali":
+        return operations, numbers
+    choices = np.zeros_like(operations)
+    for place, name in enumerate(NAMES):
+        chosen = operations == place
+        values = arguments[chosen]
+        family, rows = _encode_one(name, values, config.size)
+        choices[chosen] = list(_FAMILIES).index(family)
+        numbers[chosen, : rows.shape[-1]] = rows
+    return choices, numbers
+
+
+def _encode_one(name: str, values: np.ndarray, size: int) -> tuple[str, np.ndarray]:
+    """values: [M, 4], the arguments of views that get this operation -> its family and numbers."""
+    value, one, zero = values[:, 0], np.ones(len(values)), np.zeros(len(values))
+    if name in MOVES:
+        matrix = affine(name, value, size)
+        # DALI's coordinates are of pixel corners: half a pixel there, half a pixel back.
+        matrix[..., 2] += 0.5 - 0.5 * (matrix[..., 0] + matrix[..., 1])
+        return "move", matrix.reshape(-1, 6)
+    if name == "cutout":
+        left, top, right, bottom = values.T
+        return "cutout", np.stack([top, left, bottom - top, right - left], axis=-1)
+    points = {  # threshold; mask and addition for levels below it, what inverts those above
+        "invert": (zero, zero, zero, 255 * one),
+        "posterize": (256 * one, 256 - 2 ** (8 - value), zero, zero),
+        "solarize": (value, 255 * one, zero, 255 * one),
+        "solarize_add": (128 * one, 255 * one, value, zero),
+    }
+    if name in points:
+        return "point", np.stack(points[name], axis=-1)
+    if name in _FACTORS and (value == 1).all():  # so at the paper's magnitude
+        return "identity", values
+    return name, values
+
+
+# --- families: views [S, S, 3] uint8, numbers [NUMBERS] on the host, S -> views ---
+
+
+def _move(views: DataNode, numbers: DataNode, size: int) -> DataNode:
+    return fn.warp_affine(
+        views,
+        matrix=fn.reshape(numbers, shape=[2, 3]),
+        fill_value=FILL,
+        interp_type=types.INTERP_NN,
+        inverse_map=True,
+    )
+
+
+def _point(views: DataNode, numbers: DataNode, size: int) -> DataNode:
+    threshold = _beside(views, numbers[0])
+    levels = _beside(views, fn.cast(numbers[1:4], dtype=types.UINT8))
+    low = views < threshold
+    below = (views & levels[0]) + levels[1]
+    above = views ^ levels[2]
+    return low * below + (low ^ True) * above
+
+
+def _brightness(views: DataNode, numbers: DataNode, size: int) -> DataNode:
+    return _truncated(views * _beside(views, numbers[0]))
+
+
+def _color(views: DataNode, numbers: DataNode, size: int) -> DataNode:
+    return _blended(_grey(views), views, numbers)
+
+
+def _contrast(views: DataNode, numbers: DataNode, size: int) -> DataNode:
+    mean = fn.reductions.mean(views, axis_names="HW", keep_dims=True)
+    return _blended(_grey(mean), views, numbers)
+
+
+def _sharpness(views: DataNode, numbers: DataNode, size: int) -> DataNode:
+    """Pillow and TensorFlow smooth the inner pixels and leave the outermost ones as they are."""
+    kernel = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]], np.float32) / 13
+    smooth = fn.filter(
+        views, _beside(views, types.Constant(kernel)), mode="valid", dtype=types.FLOAT
+    )
+    inner = fn.slice(views, start=[1, 1], shape=[size - 2, size - 2], axes=[0, 1])
+    change = fn.slice(
+        math.floor(smooth + 0.5) - inner,
+        start=[-1, -1],
+        shape=[size, size],
+        axes=[0, 1],
+        out_of_bounds_policy="pad",
+    )
+    return _blended(views + change, views, numbers)
+
+
+def _auto_contrast(views: DataNode, numbers: DataNode, size: int) -> DataNode:
+    low = fn.reductions.min(views, axis_names="HW", keep_dims=True)
+    high = fn.reductions.max(views, axis_names="HW", keep_dims=True)
+    flat = high == low
+    scale = 255.0 / (high - low + 255 * flat)
+    return _truncated((views - low * (flat ^ True)) * scale)
+
+
+def _cutout(views: DataNode, numbers: DataNode, size: int) -> DataNode:
+    return fn.erase(views, anchor=numbers[0:2], shape=numbers[2:4], axes=[0, 1], fill_value=FILL)
+
+
+_FAMILIES = {
+    "identity": lambda views, numbers, size: views,
+    "move": _move,
+    "point": _point,
+    "brightness": _brightness,
+    "color": _color,
+    "contrast": _contrast,
+    "sharpness": _sharpness,
+    "auto_contrast": _auto_contrast,
+    "equalize": lambda views, numbers, size: fn.equalize(views),
+    "cutout": _cutout,
+}
+
+
+def _blended(other: DataNode, views: DataNode, numbers: DataNode) -> DataNode:
+    return _truncated(other + (views - other) * _beside(views, numbers[0]))
+
+
+def _grey(levels: DataNode) -> DataNode:
+    """[..., 3] -> [..., 1], rounded."""
+    weights = types.Constant(np.array([0.299, 0.587, 0.114], np.float32))
+    return math.floor(fn.reductions.sum(levels * weights, axis_names="C", keep_dims=True) + 0.5)
+
+
+def _truncated(levels: DataNode) -> DataNode:
+    """Float to uint8 as Pillow and TensorFlow do it: towards zero, clipped."""
+    return fn.cast(math.floor(levels), dtype=types.UINT8)
+
+
+def _beside(views: DataNode, numbers: DataNode) -> DataNode:
+    """Arithmetic takes its operands on one device."""
+    return numbers.gpu() if views.device == "gpu" else numbers
+
+
+# --- DALI's own policy ---
+
+
+def _dali_layer(
+    views: DataNode, choice: DataNode, numbers: DataNode, config: TrainConfig
+) -> DataNode:
+    suite = get_rand_augment_suite(use_shape=True, max_translate_rel=100 / REFERENCE_SIZE)
+    assert tuple(augmentation.name for augmentation in suite) == DALI_NAMES
+    negative = fn.cast(numbers[0] < 0.0, dtype=types.INT32)
+    return select(
+        suite,
+        choice,
+        data=views,
+        magnitude_bin=signed_bin(int(config.randaugment_magnitude), negative),
+        num_magnitude_bins=DALI_BINS,
+        fill_value=FILL,
+        interp_type=types.INTERP_LINEAR,
+        shape=types.Constant([config.size, config.size], dtype=types.INT32),
+    )

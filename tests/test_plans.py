@@ -1,0 +1,179 @@
+"""How views are drawn: against DALI's own sampling, TensorFlow's, and for independence."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from nvidia.dali import fn, pipeline_def, types
+from scipy import stats
+
+from fastaug.config import TrainConfig
+from fastaug.data.plan import ViewPlans, draw_plans
+from fastaug.data.stream import TRAIN_VIEWS
+
+SHAPES = [(375, 500), (64, 64), (40, 200), (300, 90), (13, 17)]
+
+
+def draw(count: int, shape: tuple[int, int], **changes: object) -> ViewPlans:
+    config = TrainConfig(**({"views": 1, "batch_size": 8, "crop_area": (0.08, 1.0)} | changes))
+    return draw_plans(config, 3, TRAIN_VIEWS, np.arange(count), np.tile([shape], (count, 1)))
+
+
+def assert_same_distribution(ours: np.ndarray, theirs: np.ndarray) -> None:
+    """boxes: [N, 4] each; areas, ratios and places, by two-sample Kolmogorov-Smirnov tests."""
+    for name, measure in {
+        "area": lambda box: box[:, 2] * box[:, 3],
+        "ratio": lambda box: box[:, 3] / box[:, 2],
+        "top": lambda box: box[:, 0],
+        "left": lambda box: box[:, 1],
+    }.items():
+        assert stats.ks_2samp(measure(ours), measure(theirs)).pvalue > 1e-4, name
+
+
+@pytest.mark.parametrize("area", [(0.08, 1.0), (0.35, 1.0), (0.9, 0.95)])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_boxes_are_distributed_as_dali_s(shape: tuple[int, int], area: tuple) -> None:
+    count = 4000
+
+    @pipeline_def
+    def dali() -> tuple:
+        size = types.Constant(np.array([*shape, 3]), dtype=types.INT64)
+        corner, extent = fn.random_crop_generator(
+            size, random_area=list(area), random_aspect_ratio=[3 / 4, 4 / 3], num_attempts=10
+        )
+        return corner, extent
+
+    pipeline = dali(batch_size=count, num_threads=1, device_id=None, seed=1)
+    corners, sizes = (np.asarray(out.as_tensor()) for out in pipeline.run())
+    ours = draw(count, shape, crop_area=area).boxes[:, 0]
+    assert_same_distribution(ours, np.concatenate([corners, sizes], axis=1))
+
+
+def tensorflow_box(rng: np.random.Generator, height: int, width: int, area: tuple) -> tuple:
+    """sample_distorted_bounding_box, one box after another, from a description of its kernel."""
+    for _ in range(10):
+        ratio = rng.uniform(3 / 4, 4 / 3)
+        least, most = (share * height * width for share in area)
+        low, high = round(math.sqrt(least / ratio)), round(math.sqrt(most / ratio))
+        while round(high * ratio) > width:
+            high -= 1
+        high = min(high, height)
+        low = min(low, high)
+        h = int(rng.integers(low, high + 1))
+        w = round(h * ratio)
+        if h * w < least:
+            h += 1
+            w = round(h * ratio)
+        if h * w > most:
+            h -= 1
+            w = round(h * ratio)
+        if not (least <= h * w <= most and 0 < w <= width and 0 < h <= height):
+            continue
+        top = int(rng.integers(0, height - h)) if h < height else 0
+        left = int(rng.integers(0, width - w)) if w < width else 0
+        if h * w < 0.1 * height * width:  # min_object_covered
+            continue
+        if (h, w) != (height, width):
+            return top, left, h, w
+        break
+    side = round(min(height, width) * 224 / 256)
+    return (height - side) // 2, (width - side) // 2, side, side
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_boxes_are_distributed_as_tensorflow_s(shape: tuple[int, int]) -> None:
+    rng = np.random.default_rng(0)
+    theirs = np.array([tensorflow_box(rng, *shape, (0.08, 1.0)) for _ in range(4000)])
+    assert_same_distribution(draw(4000, shape, crop_sampling="tf").boxes[:, 0], theirs)
+
+
+@pytest.mark.parametrize("sampling", ["dali", "tf"])
+def test_boxes_lie_within_images_of_any_shape(sampling: str) -> None:
+    rng = np.random.default_rng(0)
+    sizes = np.concatenate([[[1, 1], [1, 500], [500, 1], [2, 3]], rng.integers(1, 90, (500, 2))])
+    for area in ((0.08, 1.0), (0.001, 0.002), (1.0, 1.0)):
+        config = TrainConfig(crop_area=area, crop_sampling=sampling)
+        boxes = draw_plans(config, 0, TRAIN_VIEWS, np.arange(len(sizes)), sizes).boxes
+        assert (boxes[..., 2:] >= 1).all()
+        assert (boxes[..., :2] >= 0).all()
+        assert (boxes[..., :2] + boxes[..., 2:] <= sizes[:, None]).all()
+
+
+def independent(first: np.ndarray, second: np.ndarray) -> float:
+    """The p-value of the hypothesis that two draws, whole numbers from 0, are independent."""
+    table = np.zeros((first.max() + 1, second.max() + 1))
+    np.add.at(table, (first, second), 1)
+    return stats.chi2_contingency(table).pvalue
+
+
+class TestViewsAreIndependent:
+    COUNT, K = 6000, 4
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def plans(cls) -> ViewPlans:
+        return draw(
+            cls.COUNT,
+            (375, 500),
+            views=cls.K,
+            augment="randaugment",
+            crop_area=(0.2, 0.5),
+            randaugment_layers=2,
+        )
+
+    def test_views_differ(self, plans: ViewPlans) -> None:
+        for first, second in itertools.combinations(range(self.K), 2):
+            same = (plans.boxes[:, first] == plans.boxes[:, second]).all(-1)
+            assert same.mean() < 1e-3
+
+    @pytest.mark.parametrize("what", ["area", "top", "left", "flip", "operation", "sign", "mixed"])
+    def test_no_two_views_know_of_each_other(self, plans: ViewPlans, what: str) -> None:
+        """Chi-square over every pair of views; continuous draws are cut into six ranks of equal
+        size. The limit allows for the number of tests."""
+
+        def ranks(values: np.ndarray) -> np.ndarray:
+            return np.argsort(np.argsort(values, axis=0, kind="stable"), axis=0) * 6 // self.COUNT
+
+        top, left, height, width = np.moveaxis(plans.boxes, -1, 0).astype(float)
+        drawn = {
+            "area": ranks(height * width),
+            "top": ranks(top / (375 - height + 1)),
+            "left": ranks(left / (500 - width + 1)),
+            "flip": plans.flips.astype(int),
+            "operation": plans.operations[..., 0],
+            "sign": (plans.arguments[..., 1, 0] > 0).astype(int),
+        }
+        for first, second in itertools.combinations(range(self.K), 2):
+            # mixed: one draw of a view, another draw of another view
+            mixed = itertools.permutations(drawn, 2)
+            for one, other in mixed if what == "mixed" else [(what, what)]:
+                assert independent(drawn[one][:, first], drawn[other][:, second]) > 1e-6, (
+                    one,
+                    other,
+                )
+
+    def test_draws_within_a_view_do_not_know_of_each_other(self, plans: ViewPlans) -> None:
+        flips = plans.flips[:, 0].astype(int)
+        layers = plans.operations[:, 0]
+        assert independent(flips, layers[:, 0]) > 1e-5
+        assert independent(layers[:, 0], layers[:, 1]) > 1e-5
+
+    def test_the_next_image_is_another_draw(self, plans: ViewPlans) -> None:
+        layers = plans.operations[:, 0, 0]
+        assert independent(layers[:-1], layers[1:]) > 1e-5
+        flips = plans.flips[:, 0].astype(int)
+        assert independent(flips[:-1], flips[1:]) > 1e-5
+
+    @pytest.mark.parametrize(("policy", "count"), [("nfnet", 16), ("dali", 14)])
+    def test_every_operation_is_as_likely(self, policy: str, count: int) -> None:
+        changes = {"augment": "randaugment", "randaugment_policy": policy, "loader": "dali"}
+        chosen = draw(5000, (40, 40), **changes).operations
+        counts = np.bincount(chosen.ravel(), minlength=count)
+        assert len(counts) == count
+        assert stats.chisquare(counts).pvalue > 1e-4
+        signs = draw(5000, (40, 40), **changes).arguments[..., 0]
+        if policy == "dali":
+            assert stats.binomtest(int((signs > 0).sum()), signs.size).pvalue > 1e-4

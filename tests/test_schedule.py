@@ -1,0 +1,145 @@
+"""Which images make up which batch, with several ranks and numbers that do not divide."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from fastaug.config import TrainConfig
+from fastaug.data.images import ImageSet, Manifest
+from fastaug.data.schedule import Schedule
+from fastaug.errors import DataError
+
+
+def image_set(count: int, bad: dict[int, str] | None = None) -> ImageSet:
+    manifest = Manifest(np.full((count, 2), 8), np.ones(count, bool), bad or {})
+    array = np.zeros((count, 8, 8, 3), np.uint8)
+    labels = np.zeros(count, np.int64)
+    return ImageSet("some", ("a", "b"), labels, array=array, manifest=manifest)
+
+
+def indices(schedule: Schedule) -> list[list[int]]:
+    return [key.indices.tolist() for key in schedule.batches()]
+
+
+def training(count: int, last_batch: str, ranks: int, accumulate: int = 1) -> list[Schedule]:
+    """A step has 6 images over all ranks, in `accumulate` parts."""
+    config = TrainConfig(views=2, batch_size=12, accumulate=accumulate, last_batch=last_batch)
+    per_batch = config.images_per_part(ranks)
+    return [
+        Schedule(
+            image_set(count),
+            config,
+            train=True,
+            images_per_batch=per_batch,
+            rank=rank,
+            ranks=ranks,
+        )
+        for rank in range(ranks)
+    ]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("count", [6, 31, 60])
+@pytest.mark.parametrize("last_batch", ["drop", "fill"])
+def test_training_batches_of_all_ranks(ranks: int, count: int, last_batch: str) -> None:
+    expected_steps = count // 6 + (last_batch == "fill" and count % 6 > 0)
+    shards = training(count, last_batch, ranks)
+    left_out = set()
+    for epoch in range(4):
+        for shard in shards:
+            shard.set_epoch(epoch)
+        batches = [indices(shard) for shard in shards]
+        # The same number of steps on every rank and in every epoch, and every batch is full.
+        assert {len(one) for one in batches} == {expected_steps}
+        assert {len(shard) for shard in shards} == {expected_steps}
+        assert {len(batch) for one in batches for batch in one} == {6 // ranks}
+        seen = Counter(index for one in batches for batch in one for index in batch)
+        if last_batch == "drop":
+            assert set(seen.values()) == {1}
+            left_out |= set(range(count)) - set(seen)
+        else:
+            assert set(seen) == set(range(count))
+            assert sum(n - 1 for n in seen.values()) == expected_steps * 6 - count
+            assert max(seen.values()) <= 2
+    if last_batch == "drop" and count == 31:
+        assert len(left_out) > 1  # another one in another epoch
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("last_batch", ["drop", "fill"])
+def test_ranks_together_see_what_one_sees(ranks: int, last_batch: str) -> None:
+    (alone,) = training(31, last_batch, 1)
+    shards = [indices(shard) for shard in training(31, last_batch, ranks)]
+    together = [list(itertools.chain(*parts)) for parts in zip(*shards, strict=True)]
+    assert together == indices(alone)
+
+
+def test_a_step_in_parts_is_whole() -> None:
+    (schedule,) = training(31, "drop", 1, accumulate=3)
+    assert len(schedule) == 15
+    (schedule,) = training(31, "fill", 1, accumulate=3)
+    assert len(schedule) == 18
+
+
+def test_the_order_is_another_one_for_another_seed_or_epoch() -> None:
+    (schedule,) = training(60, "drop", 1)
+    first = indices(schedule)
+    schedule.set_epoch(1)
+    assert indices(schedule) != first
+    schedule.config = TrainConfig(views=2, batch_size=12, seed=1)
+    schedule.set_epoch(0)
+    assert indices(schedule) != first
+
+
+def test_too_few_images_for_a_step() -> None:
+    with pytest.raises(DataError, match=r"5 images are less than one optimiser step of 6 "):
+        training(5, "drop", 1)
+    (schedule,) = training(5, "fill", 1)
+    (batch,) = indices(schedule)
+    assert set(batch) == set(range(5))
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("per_batch", [1, 4, 7, 100])
+@pytest.mark.parametrize("bad", [{}, {0: "x", 12: "y"}])
+def test_an_evaluation_has_every_good_image_once(ranks: int, per_batch: int, bad: dict) -> None:
+    shards = [
+        Schedule(
+            image_set(23, bad),
+            TrainConfig(),
+            train=False,
+            images_per_batch=per_batch,
+            rank=rank,
+            ranks=ranks,
+        )
+        for rank in range(ranks)
+    ]
+    batches = [indices(shard) for shard in shards]
+    assert [len(one) for one in batches] == [len(shard) for shard in shards]
+    seen = [index for one in batches for batch in one for index in batch]
+    assert sorted(seen) == [index for index in range(23) if index not in bad]
+    assert all(0 < len(batch) <= per_batch for one in batches for batch in one)
+
+
+def test_bad_images_are_replaced_and_nothing_else_moves() -> None:
+    config = TrainConfig(views=2, batch_size=12)
+    kept = {"train": True, "images_per_batch": 6}
+    whole, mended = (
+        Schedule(image_set(60, bad), config, **kept) for bad in ({}, {7: "torn", 41: "empty"})
+    )
+    replaced = Counter()
+    for epoch in range(300):
+        for schedule in (whole, mended):
+            schedule.set_epoch(epoch)
+        pairs = zip(np.concatenate(indices(whole)), np.concatenate(indices(mended)), strict=True)
+        for was, now in pairs:
+            assert now not in (7, 41)
+            if was != now:
+                assert was in (7, 41)
+                replaced[int(now)] += 1
+    assert sum(replaced.values()) == 600
+    assert len(replaced) == 58  # drawn anew in every epoch, from all the others
