@@ -21,7 +21,7 @@ from fastaug.batch import ViewBatch
 from fastaug.config import TrainConfig
 from fastaug.data.cores import worker_count
 from fastaug.data.images import ImageSet, decode
-from fastaug.data.manifest import mark_bad
+from fastaug.data.manifest import gone_bad
 from fastaug.data.plan import PAD, ViewPlans, draw_plans
 from fastaug.data.schedule import BatchKey, Schedule
 from fastaug.data.stream import TRAIN_VIEWS
@@ -108,9 +108,12 @@ class _Stages:
     def _content(self, index: int) -> np.ndarray:
         """[bytes] uint8: the image as it is stored, or as a PPM where DALI would differ."""
         assert self._images.manifest is not None
-        content = self._images.encoded(index)
-        if not self._images.manifest.plain[index]:
-            content = _ppm(decode(content, self._images.where(index)))
+        try:
+            content = self._images.encoded(index)
+            if not self._images.manifest.plain[index]:
+                content = _ppm(decode(content, self._images.where(index)))
+        except DataError as error:
+            raise gone_bad(self._images, index, error) from error
         return np.frombuffer(content, np.uint8)
 
     # --- decoding ---
@@ -134,12 +137,8 @@ class _Stages:
         index = next((i for i in map(int, key.indices) if not self._is_decodable(i)), None)
         if index is None:
             return DataError(f"DALI stopped while decoding: {str(error).splitlines()[0]}")
-        reason = "DALI cannot decode it"
-        mark_bad(self._images, index, reason)
-        return DataError(
-            f"{self._images.where(index)}: {reason}; --resume goes on without it, "
-            "or with it once it is mended"
-        )
+        where = self._images.where(index)
+        return gone_bad(self._images, index, DataError(f"{where}: DALI cannot decode it"))
 
     def _is_decodable(self, index: int) -> bool:
         alone = decode_pipeline(

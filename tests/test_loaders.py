@@ -294,6 +294,9 @@ class TestBadFiles:
             bad.write_bytes(b"not an image" if damage == "noise" else bad.read_bytes()[:200])
         with pytest.raises(DataError, match=rf"^\S+{bad.parent.name}/{bad.name}: [^\n]*$"):
             list(loader)
+        if damage != "gone":  # a new run leaves it out, and one with the file mended has it again
+            again = fastaug.build_loader(replace(config, max_bad=0.05))
+            assert list(again.images.bad) == [again.images.files.index(bad)]
 
     def test_formats_that_dali_does_not_know(self, tiny: Tiny, data: Path) -> None:
         """A GIF and a 16-bit PNG are the same images to both loaders."""

@@ -22,12 +22,12 @@ from PIL import Image
 import fastaug
 from fastaug.batch import ViewBatch
 from fastaug.config import TrainConfig
+from fastaug.data import manifest
 from fastaug.data.plan import PAD
 from fastaug.data.sources import open_split
 from fastaug.data.views import NORMALISATION
 from fastaug.errors import ConfigError, DataError
 from fastaug.loaders import build_evaluation_loader
-from fastaug.pipelines import loader as dali_loader
 from fastaug.pipelines.decode import decode_pipeline
 from fastaug.pipelines.views import view_pipeline
 
@@ -215,7 +215,7 @@ def test_a_file_that_passes_the_look_and_stops_dali(
 ) -> None:
     """The culprit of a batch is found, named, and marked for the next run."""
     marked = []
-    monkeypatch.setattr(dali_loader, "mark_bad", lambda images, index, reason: marked.append(index))
+    monkeypatch.setattr(manifest, "mark_bad", lambda images, index, reason: marked.append(index))
     loader = fastaug.build_loader(tiny(loader="dali"))
     victim = int(next(loader.batches()).indices[3])
     encoded = type(loader.images).encoded

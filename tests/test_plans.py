@@ -90,6 +90,18 @@ def test_boxes_are_distributed_as_tensorflow_s(shape: tuple[int, int]) -> None:
     assert_same_distribution(draw(4000, shape, crop_sampling="tf").boxes[:, 0], theirs)
 
 
+@pytest.mark.parametrize(
+    ("shape", "area", "box"),
+    [((64, 64), (1.0, 1.0), (4, 4, 56, 56)), ((40, 200), (0.5, 1.0), (2, 82, 35, 35))],
+)
+def test_tensorflow_s_last_resort_is_the_central_crop(
+    shape: tuple[int, int], area: tuple, box: tuple
+) -> None:
+    """No box of these areas fits, or the whole image alone."""
+    boxes = draw(500, shape, crop_sampling="tf", crop_area=area).boxes
+    assert (boxes == box).all()
+
+
 @pytest.mark.parametrize("sampling", ["dali", "tf"])
 def test_boxes_lie_within_images_of_any_shape(sampling: str) -> None:
     rng = np.random.default_rng(0)
@@ -129,43 +141,44 @@ class TestViewsAreIndependent:
             same = (plans.boxes[:, first] == plans.boxes[:, second]).all(-1)
             assert same.mean() < 1e-3
 
-    @pytest.mark.parametrize("what", ["area", "top", "left", "flip", "operation", "sign", "mixed"])
-    def test_no_two_views_know_of_each_other(self, plans: ViewPlans, what: str) -> None:
-        """Chi-square over every pair of views; continuous draws are cut into six ranks of equal
-        size. The limit allows for the number of tests."""
+    @pytest.fixture(scope="class")
+    @classmethod
+    def drawn(cls, plans: ViewPlans) -> dict[str, np.ndarray]:
+        """What was drawn for each view, [COUNT, K], as whole numbers; continuous draws as their
+        rank, cut into six of equal size."""
 
         def ranks(values: np.ndarray) -> np.ndarray:
-            return np.argsort(np.argsort(values, axis=0, kind="stable"), axis=0) * 6 // self.COUNT
+            return np.argsort(np.argsort(values, axis=0, kind="stable"), axis=0) * 6 // cls.COUNT
 
         top, left, height, width = np.moveaxis(plans.boxes, -1, 0).astype(float)
-        drawn = {
+        return {
             "area": ranks(height * width),
             "top": ranks(top / (375 - height + 1)),
             "left": ranks(left / (500 - width + 1)),
             "flip": plans.flips.astype(int),
-            "operation": plans.operations[..., 0],
+            "first operation": plans.operations[..., 0],
+            "second operation": plans.operations[..., 1],
             "sign": (plans.arguments[..., 1, 0] > 0).astype(int),
         }
+
+    # The limits of the chi-square tests allow for their number.
+
+    def test_no_two_views_know_of_each_other(self, drawn: dict[str, np.ndarray]) -> None:
         for first, second in itertools.combinations(range(self.K), 2):
-            # mixed: one draw of a view, another draw of another view
-            mixed = itertools.permutations(drawn, 2)
-            for one, other in mixed if what == "mixed" else [(what, what)]:
-                assert independent(drawn[one][:, first], drawn[other][:, second]) > 1e-6, (
-                    one,
-                    other,
-                )
+            for one, other in itertools.product(drawn, drawn):
+                p = independent(drawn[one][:, first], drawn[other][:, second])
+                assert p > 1e-6, (first, one, second, other)
 
-    def test_draws_within_a_view_do_not_know_of_each_other(self, plans: ViewPlans) -> None:
-        flips = plans.flips[:, 0].astype(int)
-        layers = plans.operations[:, 0]
-        assert independent(flips, layers[:, 0]) > 1e-5
-        assert independent(layers[:, 0], layers[:, 1]) > 1e-5
+    def test_the_draws_of_a_view_do_not_know_of_each_other(
+        self, drawn: dict[str, np.ndarray]
+    ) -> None:
+        for one, other in itertools.combinations(drawn, 2):
+            if (one, other) != ("second operation", "sign"):  # some operations have none
+                assert independent(drawn[one][:, 0], drawn[other][:, 0]) > 1e-6, (one, other)
 
-    def test_the_next_image_is_another_draw(self, plans: ViewPlans) -> None:
-        layers = plans.operations[:, 0, 0]
-        assert independent(layers[:-1], layers[1:]) > 1e-5
-        flips = plans.flips[:, 0].astype(int)
-        assert independent(flips[:-1], flips[1:]) > 1e-5
+    def test_the_next_image_is_another_draw(self, drawn: dict[str, np.ndarray]) -> None:
+        for name, values in drawn.items():
+            assert independent(values[:-1, 0], values[1:, 0]) > 1e-6, name
 
     @pytest.mark.parametrize(("policy", "count"), [("nfnet", 16), ("dali", 14)])
     def test_every_operation_is_as_likely(self, policy: str, count: int) -> None:

@@ -105,7 +105,7 @@ class TestDecode:
         Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8)).save(file)
         content = file.read_bytes()
         damaged = {"truncate": content[:900], "empty": b"", "noise": os.urandom(500)}[damage]
-        with pytest.raises(DataError, match=r"bad\.jpg: cannot be decoded .*mend or remove it$"):
+        with pytest.raises(DataError, match=r"bad\.jpg: cannot be decoded \(.*\)$"):
             decode(damaged, "bad.jpg")
 
     def test_a_missing_file_is_named(self, tmp_path: Path) -> None:

@@ -149,4 +149,4 @@ def open_image(content: bytes, where: str) -> Iterator[Image.Image]:
             reason = "not an image of a known format"
         else:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise DataError(f"{where}: cannot be decoded ({reason}); mend or remove it") from error
+        raise DataError(f"{where}: cannot be decoded ({reason})") from error

@@ -257,5 +257,7 @@ def _inflated_size(content: bytes) -> int:
 
 def _reason(error: DataError, where: str) -> str:
     """What is wrong, in one line, without where and without decode()'s frame around it."""
-    said = str(error).removeprefix(where).removeprefix(": ").removeprefix("cannot be decoded (")
-    return " ".join(said.removesuffix("); mend or remove it").split())[:200]
+    said = str(error).removeprefix(where).removeprefix(": ")
+    if said.startswith(frame := "cannot be decoded ("):
+        said = said.removeprefix(frame).removesuffix(")")
+    return " ".join(said.split())[:200]

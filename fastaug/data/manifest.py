@@ -123,6 +123,12 @@ def mark_bad(images: ImageSet, index: int, reason: str) -> None:
         log.warning("%s cannot be written: %s is not left out", file, images.where(index))
 
 
+def gone_bad(images: ImageSet, index: int, error: DataError) -> DataError:
+    """The error of an image that fails during a run: a resumed run goes on without the image."""
+    mark_bad(images, index, str(error).removeprefix(f"{images.where(index)}: "))
+    return DataError(f"{error}; --resume goes on without it, or with it once it is mended")
+
+
 def check_share(images: ImageSet, found: Survey, max_bad: float) -> None:
     """Refuse a set with too many bad images, or with no other."""
     bad, total = found.manifest.bad, len(images)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from fastaug.batch import ViewBatch
 from fastaug.config import TrainConfig
 from fastaug.data.cores import worker_count
 from fastaug.data.images import ImageSet
+from fastaug.data.manifest import gone_bad
 from fastaug.data.plan import draw_plans
 from fastaug.data.schedule import BatchKey, Schedule
 from fastaug.data.views import make_views
@@ -36,10 +38,17 @@ class TorchLoader(Schedule):
             generator=torch.Generator(),
         )
         for batch in batches:
+            if isinstance(batch, _BadImage):
+                raise gone_bad(self.images, batch.image, batch.error)
             if isinstance(batch, DataError):
                 raise batch
             self._handed_out()
             yield batch
+
+
+class _BadImage(NamedTuple):
+    image: int
+    error: DataError
 
 
 class _ViewMaker(Dataset):
@@ -49,20 +58,25 @@ class _ViewMaker(Dataset):
         self._images = images
         self._config = config
 
-    def __getitem__(self, key: BatchKey) -> ViewBatch | DataError:
+    def __getitem__(self, key: BatchKey) -> ViewBatch | DataError | _BadImage:
+        """Errors are returned, not raised: the DataLoader would bury them in a traceback."""
         config = self._config
         dtype = torch.float16 if config.views_dtype == "fp16" else torch.float32
         shape = (len(key.indices), config.views, config.size, config.size, 3)
         views = torch.empty(shape, dtype=dtype)
+        images = []
+        for index in map(int, key.indices):
+            try:
+                images.append(self._images.image(index))
+            except DataError as error:  # noqa: PERF203
+                return _BadImage(index, error)
+        sizes = np.array([image.shape[:2] for image in images])
         try:
-            images = [self._images.image(int(index)) for index in key.indices]
-            sizes = np.array([image.shape[:2] for image in images])
             plans = draw_plans(config, key.epoch, key.purpose, key.indices, sizes)
-            for place, image in enumerate(images):
-                views[place].copy_(make_views(image, plans.of_image(place), config))
         except DataError as error:
-            # Returned, not raised: the DataLoader would bury its one line in a worker's traceback.
             return error
+        for place, image in enumerate(images):
+            views[place].copy_(make_views(image, plans.of_image(place), config))
         return ViewBatch(
             views.permute(0, 1, 4, 2, 3),
             torch.from_numpy(self._images.labels[key.indices]),
