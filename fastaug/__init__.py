@@ -1,9 +1,16 @@
 """fastaug: image classifiers trained through K random views of every image at once."""
 
+from pathlib import Path
+
 from fastaug.batch import ViewBatch
 from fastaug.config import TrainConfig
 from fastaug.kernels import available_kernels, register_kernel
 from fastaug.objectives import ObjectiveTerms, objective, pairwise_kl
+
+# Installed, fastaug.pipelines lies in this folder; in a source tree it is the folder beside it, and
+# Python takes the tree that it is started in before the one that is installed.
+if (_beside := Path(__file__).parents[1] / "pipelines").joinpath("loader.py").is_file():
+    __path__.append(str(_beside.parent))
 
 __version__ = "0.1.0"
 __all__ = [

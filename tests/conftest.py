@@ -31,6 +31,13 @@ def pytest_unconfigure() -> None:
     shutil.rmtree(os.environ["FASTAUG_CACHE"], ignore_errors=True)
 
 
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache folder of the test's own."""
+    monkeypatch.setenv("FASTAUG_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
 def colour_image(label: int, rng: np.random.Generator, size: int) -> np.ndarray:
     """[size, size, 3] uint8: noise with one channel raised, so that a class can be learned."""
     image = rng.integers(0, 120, (size, size, 3))

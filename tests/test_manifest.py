@@ -34,9 +34,8 @@ PNG = encode(RGB, "PNG")
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("FASTAUG_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "manifests"
+def cache(own_cache: Path) -> Path:
+    return own_cache / "manifests"
 
 
 @pytest.fixture

@@ -12,6 +12,8 @@ import pytest
 from fastaug.__main__ import COMMANDS
 
 ROOT = Path(__file__).parent.parent
+# Without what an editable install adds to Python's ways of finding modules.
+NO_EDITABLE = "import sys; sys.meta_path = [f for f in sys.meta_path if 'ditable' not in repr(f)]\n"
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +72,19 @@ def test_it_runs_from_a_wheel_outside_the_tree(wheel: Path, tmp_path: Path) -> N
     )
     assert result.returncode == 0, result.stderr
     assert result.stdout.strip() == "[0.0, 0.0]"
+    # Started in a source tree, Python takes the tree's fastaug, whatever is installed.
+    found = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            NO_EDITABLE + "import fastaug.pipelines.loader as l; print(l.__file__)",
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert found.stdout.strip() == str(ROOT / "pipelines/loader.py")
     for module in COMMANDS:
         command = [sys.executable, "-m", f"fastaug.{module}", "--help"]
         subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True)

@@ -29,11 +29,7 @@ from fastaug.data.records import find_shards
 from fastaug.data.sources import open_source, open_split
 from fastaug.errors import DataError
 
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("FASTAUG_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "indexes"
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 @every_format

@@ -15,10 +15,11 @@ from PIL import Image
 
 from fastaug import cli, scan
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FASTAUG_CACHE", str(tmp_path / "cache"))
+def wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
 
 

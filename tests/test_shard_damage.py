@@ -32,11 +32,7 @@ from fastaug.data import shard_index
 from fastaug.data.sources import open_split
 from fastaug.errors import DataError
 
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("FASTAUG_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "indexes"
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def damaged(content: bytes, suffix: str) -> Iterator[bytes]:
@@ -162,7 +158,10 @@ def test_images_are_not_read_for_the_index(
 
 
 def test_indexes_are_kept(
-    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    own_cache: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, "fastaug")
     samples = small_samples()
@@ -170,7 +169,7 @@ def test_indexes_are_kept(
         write_recordio(tmp_path / f"train-{i}.rec", samples)
     before = open_split(str(tmp_path), "train")
     assert caplog.messages == [f"indexing 3 shards of {tmp_path}"]
-    assert sorted(p.suffix for p in cache.iterdir()) == [".npz"] * 3
+    assert sorted(p.suffix for p in (own_cache / "indexes").iterdir()) == [".npz"] * 3
     monkeypatch.setattr(shard_index, "_find", None)  # would fail
     after = open_split(str(tmp_path), "train")
     assert len(caplog.messages) == 1
@@ -192,11 +191,11 @@ def test_a_changed_shard_is_indexed_anew(change: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "damage", ["empty", "torn", "flipped", "noise", "other", "beyond", "dtype", "shape"]
 )
-def test_a_damaged_index_is_made_anew(damage: str, cache: Path, tmp_path: Path) -> None:
+def test_a_damaged_index_is_made_anew(damage: str, own_cache: Path, tmp_path: Path) -> None:
     samples = small_samples()
     write_recordio(tmp_path / "train.rec", samples)
     read_back(tmp_path)
-    (file,) = cache.iterdir()
+    (file,) = (own_cache / "indexes").iterdir()
     content, arrays = file.read_bytes(), dict(np.load(file))
     changed = {
         "other": {"something": np.arange(3)},
@@ -226,7 +225,7 @@ def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_full_disk_leaves_no_part(
-    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(file: io.BufferedWriter, **_: object) -> None:
         file.write(b"a part")
@@ -235,7 +234,7 @@ def test_a_full_disk_leaves_no_part(
     monkeypatch.setattr(np, "savez", full)
     write_tar(tmp_path / "train.tar", small_samples())
     assert read_back(tmp_path) == small_samples()
-    assert list(cache.iterdir()) == []
+    assert list((own_cache / "indexes").iterdir()) == []
 
 
 def test_one_bad_shard_of_many_is_named(tmp_path: Path) -> None:
