@@ -27,6 +27,14 @@ torch.set_num_threads(1)
 avoid_broken_cpu_arithmetic(torch.device("cpu"), "bf16")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not torch.cuda.is_available():
+        needs_gpu = pytest.mark.skip(reason="needs an NVIDIA GPU")
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(needs_gpu)
+
+
 def pytest_unconfigure() -> None:
     shutil.rmtree(os.environ["FASTAUG_CACHE"], ignore_errors=True)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -88,6 +89,22 @@ def test_the_measures_by_hand(tiny: Tiny, folder: Path, views: int, batch_size: 
             add("invariance", sum(pairs) / (views * views - views))
     assert found == pytest.approx(sums, rel=1e-4, abs=1e-7)
     assert evaluation.measure(model, views=views) == found  # on the same views again
+
+
+@pytest.mark.parametrize("loader", ["torch", "dali"])
+def test_bad_images_do_not_count(tiny: Tiny, folder: Path, tmp_path: Path, loader: str) -> None:
+    """The measures of a set with a bad image are those of the set without it."""
+    with_bad, without = (Path(shutil.copytree(folder, tmp_path / name)) for name in ("a", "b"))
+    (with_bad / "test/red/02.jpg").write_bytes(b"")
+    (without / "test/red/02.jpg").unlink()
+    config = tiny(loader=loader, crop="pad", size=20)  # views are then the same for any number
+    found = [
+        Evaluation(survey(open_split(str(data), "test"), max_bad=0.1), config, CPU).measure(
+            MeanColour(), views=0
+        )
+        for data in (with_bad, without)
+    ]
+    assert found[0] == pytest.approx(found[1])
 
 
 def test_the_model_is_left_in_its_mode(tiny: Tiny, folder: Path) -> None:
