@@ -84,7 +84,7 @@ class TrainConfig:
     """Loss kernel: auto, a registered name, or package.module:attribute."""
 
     # --- optimiser ---
-    epochs: int = 10
+    epochs: int = 12
     """Passes over the training images; the schedule ends with the last one."""
     max_steps: int = 0
     """Stop after this many optimiser steps in all, schedule unchanged; 0 is no limit."""

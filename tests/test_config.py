@@ -37,7 +37,7 @@ from fastaug.recipes import RECIPES, get_recipe
         ({"precision": "fp61"}, "--precision cannot be 'fp61': did you mean fp16"),
         ({"nesterov": True, "momentum": 0.0}, "--nesterov needs a --momentum above 0"),
         (
-            {"schedule": "warmup-cosine", "warmup_epochs": 10.0},
+            {"schedule": "warmup-cosine", "warmup_epochs": 10.0, "epochs": 10},
             r"--warmup-epochs must be below --epochs \(10\), got 10.0",
         ),
     ],
