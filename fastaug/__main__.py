@@ -6,6 +6,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
+import fastaug
 from fastaug import cli
 from fastaug.errors import ConfigError, suggest
 
@@ -18,6 +19,9 @@ COMMANDS = {
 
 
 def main(args: Sequence[str]) -> int:
+    if args and args[0] == "--version":
+        print(f"fastaug {fastaug.__version__}")
+        return 0
     if not args or args[0] in ("-h", "--help"):
         print("usage: fastaug COMMAND [flags]; fastaug COMMAND --help lists the flags\n")
         print("\n".join(f"  {name:10} {text}" for name, text in COMMANDS.items()))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +39,10 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path}: no checkpoint there; a run folder has last.pt and best.pt")
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except (RuntimeError, pickle.UnpicklingError, EOFError, OSError, ValueError, KeyError) as error:
+    except Exception as error:  # a damaged file raises almost anything in torch's unpickler
         raise CheckpointError(
-            f"{path}: damaged, or not a fastaug checkpoint; take another one of the run"
+            f"{path}: damaged, or not a fastaug checkpoint; take the run's last.pt or best.pt, "
+            "whichever is whole"
         ) from error
     if not isinstance(state, dict) or "format" not in state or "config" not in state:
         raise CheckpointError(f"{path}: not a fastaug checkpoint (a bare state_dict?)")

@@ -33,9 +33,10 @@ class TrainConfig:
     """MiB that each of DALI's decoders reserves from the start, on the host and on the GPU, so that
     large images do not make it grow later; 0: what the first images need."""
     scan: Literal["quick", "full"] = "quick"
-    """How images are looked at before the training. quick: header and size; full: decoded once."""
+    """How images are looked at before the training. quick: header, size and end; full: decoded."""
     max_bad: float = 0.01
-    """Largest share of images that may be bad; they are left out and listed."""
+    """Largest share of images that may be bad, 0 to 1. They are listed and not used: training takes
+    another image in their place, evaluation goes without."""
     last_batch: Literal["drop", "fill"] = "drop"
     """Images of an epoch that make no whole step. drop: left out, others each time; fill: the step
     is filled with images from the start of the epoch's order."""
@@ -152,6 +153,8 @@ class TrainConfig:
         if not 0 < low <= high <= 1:
             raise ConfigError(f"--crop-area takes 0 < LOW <= HIGH <= 1, got {low} {high}")
         self._check_randaugment()
+        if self.max_bad > 1:
+            raise ConfigError(f"--max-bad is a share, between 0 and 1, got {self.max_bad}")
         if self.views_dtype == "fp16" and self.precision == "fp32":
             raise ConfigError(
                 "--views-dtype fp16 needs --precision fp16 or bf16: a network in fp32 takes fp32"
@@ -288,6 +291,8 @@ class ScanConfig:
             raise ConfigError(f"--workers must be at least -1, got {self.workers}")
         if not 0 <= self.max_bad <= 1:
             raise ConfigError(f"--max-bad must be between 0 and 1, got {self.max_bad}")
+        if not self.data:
+            raise ConfigError("DATA is empty; give a folder, an archive, an .npz, or shapes")
 
 
 @dataclass(frozen=True)
@@ -302,8 +307,8 @@ class PreviewConfig(TrainConfig):
     """Folder of TensorBoard events, for the same picture; empty: none."""
 
     def __post_init__(self) -> None:
-        if self.images < 1:
-            raise ConfigError(f"--images must be at least 1, got {self.images}")
+        if not 1 <= self.images <= 100:
+            raise ConfigError(f"--images must be between 1 and 100, got {self.images}")
         # Any number of views will do here: a step has the images of the picture.
         object.__setattr__(self, "batch_size", self.images * self.views)
         object.__setattr__(self, "accumulate", 1)

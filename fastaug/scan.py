@@ -25,6 +25,8 @@ _SHOWN = 20
 
 
 def main(args: Sequence[str]) -> int:
+    # The other commands take --data DATA: by habit, so may this one.
+    args = [arg.removeprefix("--data=") for arg in args if arg != "--data"]
     options = cli.parse(ScanConfig, args, prog="python -m fastaug.scan")
     if options.out and (Path(options.out).is_dir() or not Path(options.out).parent.is_dir()):
         raise ConfigError(f"--out {options.out}: must be a file in a folder that is there")

@@ -15,6 +15,7 @@ from PIL.Image import Image
 from torch import Tensor
 
 from fastaug.config import TrainConfig
+from fastaug.data.images import ImageSet
 from fastaug.errors import ConfigError
 
 
@@ -120,6 +121,18 @@ class RunFolder:
 
     def write_picture(self, name: str, picture: Image) -> None:
         self._events.add_image(name, np.asarray(picture), 0, dataformats="HWC")
+
+    def write_bad_images(self, *sets: ImageSet) -> None:
+        """bad-images.txt: a line for each image that the run does without, if there is one."""
+        lines = [
+            f"{images.where(index)}: {reason}\n"
+            for images in sets
+            for index, reason in images.bad.items()
+        ]
+        file = self.path / "bad-images.txt"
+        file.unlink(missing_ok=True)
+        if lines:
+            file.write_text("".join(lines), encoding="utf-8", errors="backslashreplace")
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         write_json(self.path / "summary.json", summary)

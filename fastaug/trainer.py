@@ -45,6 +45,7 @@ class Trainer:
         self.train_images, self.test_images = (
             survey_images(config, images) for images in open_source(config.data)
         )
+        self._image_sets = self.train_images, self.test_images
         self.evaluation = Evaluation(self.test_images, config, self.device)
         torch.manual_seed(config.seed)
         classes = len(self.train_images.classes)
@@ -82,6 +83,7 @@ class Trainer:
         self.folder = RunFolder(path, self.config, resume_step=self.step if self.resumed else None)
         self.console = RunConsole(self.last_step, self.step)
         try:
+            self.folder.write_bad_images(*self._image_sets)
             with InterruptRequest() as self.interrupt, self.console:
                 self._announce()
                 self._train()
@@ -227,11 +229,13 @@ class Trainer:
 
     def _announce(self) -> None:
         config, say = self.config, self.console.line
+        train, test = (len(images) - len(images.bad) for images in self._image_sets)
         say(
-            f"{config.model} on {config.data}: {len(self.train_images):,} training and "
-            f"{len(self.test_images):,} test images, {len(self.train_images.classes)} classes, "
-            f"{config.size} px"
+            f"{config.model} on {config.data}: {train:,} training and {test:,} test images, "
+            f"{len(self.train_images.classes)} classes, {config.size} px"
         )
+        if bad := len(self.train_images.bad):
+            say(f"in the place of {bad} bad training images come others, drawn in every epoch")
         say(
             f"{self.total_steps:,} steps of {config.images_per_step} images x {config.views} views "
             f"on {self.device}, {config.precision}, {config.loader} loader; "

@@ -39,6 +39,13 @@ def test_a_missing_checkpoint(tmp_path: Path) -> None:
             load_checkpoint(path)
 
 
+@pytest.mark.parametrize("content", [b"", b"text\n", b"PK\x03\x04", b"\x80\x02."], ids=repr)
+def test_what_is_no_checkpoint(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "last.pt").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"last\.pt: damaged, or not a fastaug checkpoint"):
+        load_checkpoint(tmp_path / "last.pt")
+
+
 def test_a_checkpoint_cannot_run_code(tmp_path: Path) -> None:
     proof = tmp_path / "executed"
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import fastaug
 from fastaug import __main__, cli, evaluate, preview, scan, train
 from fastaug.config import EvaluateConfig, PreviewConfig, ScanConfig, TrainConfig
 from fastaug.errors import CheckpointError
@@ -191,6 +192,10 @@ class TestCommands:
             with pytest.raises(SystemExit) as exit_info:
                 cli.run(__main__.main, [command, "--help"])
             assert exit_info.value.code == 0
+
+    def test_the_version(self, capsys: pytest.CaptureFixture) -> None:
+        assert cli.run(__main__.main, ["--version"]) == 0
+        assert capsys.readouterr().out == f"fastaug {fastaug.__version__}\n"
 
     def test_an_unknown_one_is_suggested(self, capsys: pytest.CaptureFixture) -> None:
         assert "did you mean train" in fail(capsys, "tran", main=__main__.main)

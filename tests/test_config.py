@@ -20,6 +20,7 @@ from fastaug.recipes import RECIPES, get_recipe
         ({"label_smoothing": 1.0}, "--label-smoothing must be at least 0 and below 1, got 1.0"),
         ({"ema": 1.0}, "--ema must be at least 0 and below 1, got 1.0"),
         ({"seed": 2**32}, "--seed must be below"),
+        ({"max_bad": 5.0}, "--max-bad is a share, between 0 and 1, got 5.0"),
         ({"prefetch": 0}, "--prefetch must be at least 1, got 0"),
         ({"views_dtype": "fp16"}, "--views-dtype fp16 needs --precision fp16 or bf16"),
         (

@@ -92,6 +92,11 @@ def test_full_decodes(data: Path, capsys: pytest.CaptureFixture) -> None:
     assert row(capsys.readouterr().out, "bad") == ["0 (0%)", "1 (6.67%)"]
 
 
+@pytest.mark.parametrize("flags", [["--data", "{}"], ["--data={}"]])
+def test_data_may_be_named_as_in_other_commands(data: Path, flags: list[str]) -> None:
+    assert cli.run(scan.main, [flag.format(data) for flag in flags]) == 0
+
+
 def test_a_flat_folder(data: Path, capsys: pytest.CaptureFixture) -> None:
     assert cli.run(scan.main, [str(data / "train/red")]) == 0
     shown = capsys.readouterr()

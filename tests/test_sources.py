@@ -280,7 +280,10 @@ class TestNpz:
             ({"images": images, "labels": labels - 1}, "labels must be 0 to 2, .*got -1 to 2"),
             ({"images": images, "labels": labels.astype(str)}, "labels must be integers"),
             ({"images": images, "labels": labels * 0}, "only one class"),
-            ({"pictures": images}, "no arrays of images and labels; has pictures"),
+            (
+                {"pictures": images},
+                "no arrays of images and labels; it has pictures and needs one of",
+            ),
             ({"images": images[:0], "labels": labels[:0]}, "no images"),
         ],
     )

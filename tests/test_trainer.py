@@ -205,6 +205,26 @@ def test_a_stop_before_the_first_epoch_still_leaves_a_best(tiny: Tiny) -> None:
     assert (summary["finished"], summary["step"], summary["total_steps"]) == (False, 1, STEPS)
 
 
+@pytest.mark.parametrize("loader", ["torch", "dali"])
+def test_a_run_goes_on_without_an_image_that_went_bad(
+    tiny: Tiny, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture, loader: str
+) -> None:
+    data = Path(shutil.copytree(folder, tmp_path / "data"))
+    config = tiny(data=str(data), loader=loader, max_bad=0.05)
+    failing = Trainer(config)
+    victim = failing.train_images.files[list(failing.loader.batches())[2].indices[0]]
+    victim.write_bytes(victim.read_bytes()[:300])
+    with pytest.raises(DataError, match=rf"{victim.name}: .*--resume goes on without it"):
+        failing.fit()
+    folder = run(config, checkpoint=Path(config.out) / "last.pt")
+    assert json.loads((folder / "summary.json").read_text())["finished"]
+    (line,) = (folder / "bad-images.txt").read_text().splitlines()
+    assert line.startswith(f"{victim}: ")
+    shown = capsys.readouterr().out
+    assert "35 training and 15 test images" in shown
+    assert "in the place of 1 bad training images come others" in shown
+
+
 class TestResume:
     def test_other_settings_are_refused(self, tiny: Tiny) -> None:
         stopped = run(tiny(max_steps=1))
@@ -217,7 +237,7 @@ class TestResume:
         stopped = run(tiny(max_steps=1))
         other = Path(shutil.copytree(folder, tmp_path / "other"))
         (other / "train/red/00.jpg").unlink()
-        with pytest.raises(CheckpointError, match=r"number of images 36 \(here: 35\)"):
+        with pytest.raises(CheckpointError, match=r"number of images 36 \(here: 35\).*put back"):
             Trainer(tiny(data=str(other)), stopped / "last.pt")
 
     def test_data_that_has_moved_is_the_same(

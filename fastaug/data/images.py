@@ -97,7 +97,9 @@ class ImageSet:
                 return self.spans.read(index)
             return self.files[index].read_bytes()
         except FileNotFoundError as error:
-            raise DataError(f"{self.where(index)}: the file is gone") from error
+            raise DataError(
+                f"{self.where(index)}: the file is gone; put it back, or an empty file in its place"
+            ) from error
         except OSError as error:
             raise DataError(f"{self.where(index)}: cannot be read ({error.strerror})") from error
 

@@ -125,6 +125,8 @@ def mark_bad(images: ImageSet, index: int, reason: str) -> None:
 
 def gone_bad(images: ImageSet, index: int, error: DataError) -> DataError:
     """The error of an image that fails during a run: a resumed run goes on without the image."""
+    if isinstance(error.__cause__, FileNotFoundError):
+        return error
     mark_bad(images, index, str(error).removeprefix(f"{images.where(index)}: "))
     return DataError(f"{error}; --resume goes on without it, or with it once it is mended")
 
@@ -138,7 +140,7 @@ def check_share(images: ImageSet, found: Survey, max_bad: float) -> None:
     raise DataError(
         f"{images.name}: {len(bad):,} of {total:,} images are bad ({_percent(len(bad) / total)}), "
         f"{allowed}; {_few(images, bad)}; python -m fastaug.scan DATA lists them: "
-        "mend or remove them, or raise --max-bad"
+        "mend them, or raise --max-bad (a run to be resumed needs the files to stay)"
     )
 
 

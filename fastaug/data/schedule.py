@@ -126,9 +126,13 @@ class Schedule:
             if state[name] != here
         ]
         if differing:
+            advice = ""
+            if state["number of images"] > len(self.images):
+                advice = "; put back what was removed (an empty file is left out, and counts)"
             raise CheckpointError(
                 "the loader's state belongs to other data or settings; it has "
                 + ", ".join(differing)
+                + advice
             )
         self.epoch, self.position = state["epoch"], state["position"]
 

@@ -169,7 +169,10 @@ def _npz_arrays(path: Path, file: np.lib.npyio.NpzFile, split: Split) -> tuple:
     if split == "test":
         return _npz_arrays(path, file, "train")
     takes = ", ".join("/".join(pair) for side in _ARRAYS.values() for pair in side)
-    raise DataError(f"{path}: no arrays of images and labels; has {_few(file.files)}; {takes}")
+    raise DataError(
+        f"{path}: no arrays of images and labels; it has {_few(file.files)} and "
+        f"needs one of {takes}"
+    )
 
 
 def _held_out(labels: np.ndarray) -> np.ndarray:
