@@ -282,7 +282,7 @@ class TestNpz:
             ({"images": images, "labels": labels * 0}, "only one class"),
             (
                 {"pictures": images},
-                "no arrays of images and labels; it has pictures and needs one of",
+                "labels; it has pictures and needs one of",
             ),
             ({"images": images[:0], "labels": labels[:0]}, "no images"),
         ],
