@@ -1,8 +1,8 @@
 """RandAugment as a DALI graph: each layer applies to every view the operation that its plan says.
 
 The choice is made in the plan (fastaug/data/randaugment.py), not here, so the graph has nothing
-random in it. NFNet's 16 operations fall into ten families that share DALI operators: equal to Pillow
-where DALI's own are a level or half a pixel off, and at least as fast (CONTRIBUTING.md has figures).
+random in it. NFNet's 16 operations fall into ten families that share DALI operators: equal to
+Pillow where DALI's own are a level or half a pixel off, and at least as fast (CONTRIBUTING.md).
 """
 
 from __future__ import annotations
