@@ -49,7 +49,7 @@ def main(args: Sequence[str]) -> int:
     measures = evaluation.measure(model.to(device), views=config.tta)
     rows = [
         ("checkpoint", f"{path} (step {state['step']:,})"),
-        ("data", f"{images.name}, {len(images):,} images"),
+        ("data", f"{images.name}, {len(images) - len(images.bad):,} images"),
         *measure_rows(measures, config.tta),
     ]
     show_table("fastaug evaluate", rows)
