@@ -376,6 +376,7 @@ def test_a_killed_run_ends_with_the_same_weights(tiny: Tiny) -> None:
     process = start_in_a_shell(config, *flags)
     last = Path(config.out) / "last.pt"
     while not last.exists():
+        assert process.poll() is None, process.communicate()
         time.sleep(0.005)
     process.kill()
     process.communicate()
