@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from test_pipelines import check_that_kept_batches_stay
 
 import fastaug
 from fastaug.config import TrainConfig
@@ -46,13 +47,7 @@ def test_the_views_are_those_of_the_cpu(tiny: Tiny, changes: dict) -> None:
 
 
 def test_batches_that_are_kept_stay_as_they_were(tiny: Tiny) -> None:
-    loader = fastaug.build_loader(tiny(loader="dali", device="cuda"))
-    kept, copies = [], []
-    for _ in range(3):
-        for batch in loader:
-            kept.append(batch.views)
-            copies.append(batch.views.clone())
-    assert all(torch.equal(one, other) for one, other in zip(kept, copies, strict=True))
+    check_that_kept_batches_stay(tiny(loader="dali", device="cuda"))
 
 
 def test_a_stopped_run_ends_as_a_whole_one(tiny: Tiny) -> None:

@@ -12,7 +12,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -286,13 +286,12 @@ def _thread_pool(workers: int) -> Iterator[ThreadPoolExecutor]:
 def _in_chunks(
     pool: ThreadPoolExecutor, work: Callable, indices: Sequence[int], size: int, title: str
 ) -> Iterator[tuple]:
-    """(part of the indices, what work makes of it), as they are done."""
-    chunks = (indices[start : start + size] for start in range(0, len(indices), size))
-    parts = {pool.submit(work, part): part for part in chunks}
+    """(part of the indices, what work makes of it), in order."""
+    chunks = [indices[start : start + size] for start in range(0, len(indices), size)]
     with _bar(title, len(indices)) as advance:
-        for future in as_completed(parts):
-            yield parts[future], future.result()
-            advance(len(parts[future]))
+        for part, result in zip(chunks, pool.map(work, chunks), strict=True):
+            yield part, result
+            advance(len(part))
 
 
 @contextmanager
