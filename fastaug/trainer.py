@@ -248,6 +248,8 @@ class Trainer:
             say(f"an epoch has whole steps: the last one repeats {-left_over} of its images")
         if config.augment == "none" and config.views > 1:
             say("all views of an image are the same with --augment none; --views 1 costs less")
+        if config.randaugment_policy != "nfnet" and config.augment != "randaugment":
+            say("--randaugment-policy has no effect without --augment randaugment")
         if self.resumed:
             say(f"resumed at step {self.step:,}")
 
