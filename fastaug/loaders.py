@@ -6,10 +6,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Protocol
 
+import numpy as np
+
 from fastaug.batch import ViewBatch
 from fastaug.config import TrainConfig
 from fastaug.data.images import ImageSet
 from fastaug.data.manifest import survey
+from fastaug.data.plan import check_padded_sizes
 from fastaug.data.sources import open_split
 from fastaug.data.torch_loader import TorchLoader
 from fastaug.device import resolve_device
@@ -82,6 +85,9 @@ def build_evaluation_loader(
 def _loader(config: TrainConfig, images: ImageSet, **schedule: Any) -> Loader:
     if images.manifest is None:
         images = survey_images(config, images)
+    if config.crop == "pad" and images.manifest is not None:
+        sizes = np.delete(images.manifest.sizes, list(images.bad), axis=0)
+        check_padded_sizes(sizes, config.size)
     if config.loader == "torch":
         return TorchLoader(images, config, **schedule)
     try:

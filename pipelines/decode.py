@@ -25,7 +25,8 @@ def decode_pipeline(config: TrainConfig, device: str) -> DataNode:
         encoded,
         device="mixed" if device == "gpu" else "cpu",
         output_type=types.RGB,
-        # As Pillow, torchvision and TensorFlow decode: the levels are then the same everywhere.
+        # As Pillow, torchvision and TensorFlow decode. The first is for a GPU: there DALI would
+        # enlarge the colours of a JPEG in a simpler way than on a CPU.
         jpeg_fancy_upsampling=True,
         adjust_orientation=False,
         **memory,

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -141,8 +142,9 @@ class _Stages:
         return gone_bad(self._images, index, DataError(f"{where}: DALI cannot decode it"))
 
     def _is_decodable(self, index: int) -> bool:
+        """By the decoder alone: no other failure of the pipeline is an image's fault."""
         alone = decode_pipeline(
-            self._config,
+            replace(self._config, crop="resized"),
             "cpu",
             batch_size=1,
             num_threads=1,
@@ -182,7 +184,9 @@ class _Stages:
 
     def _start_views(self, decoded: tuple[BatchKey, Any]) -> tuple[BatchKey, Any]:
         key, images = decoded
-        plans = draw_plans(self._config, key.epoch, key.purpose, key.indices, self._sizes(key))
+        assert self._images.manifest is not None
+        sizes = self._images.manifest.sizes[key.indices]
+        plans = draw_plans(self._config, key.epoch, key.purpose, key.indices, sizes)
         samples = self._feed_views(plans, images)
         self._viewer.schedule_run()
         return key, samples  # which must live until the views are made
@@ -213,12 +217,6 @@ class _Stages:
             torch.from_numpy(self._images.labels[indices]),
             torch.from_numpy(indices),
         )
-
-    def _sizes(self, key: BatchKey) -> np.ndarray:
-        if self._images.array is not None:
-            return np.tile(self._images.array.shape[1:3], (len(key.indices), 1))
-        assert self._images.manifest is not None
-        return self._images.manifest.sizes[key.indices]
 
     def _warm_up(self) -> None:
         """When first scheduled, a pipeline starts as many runs as its queue is deep.

@@ -90,21 +90,21 @@ def _move(views: DataNode, numbers: DataNode, size: int) -> DataNode:
 
 
 def _posterize(views: DataNode, numbers: DataNode, size: int) -> DataNode:
-    return views & _beside(views, fn.cast(numbers[0], dtype=types.UINT8))
+    return views & fn.cast(numbers[0], dtype=types.UINT8)
 
 
 def _solarize(views: DataNode, numbers: DataNode, size: int) -> DataNode:
-    threshold = _beside(views, fn.cast(numbers[0], dtype=types.INT16))
+    threshold = fn.cast(numbers[0], dtype=types.INT16)
     return views ^ ((views >= threshold) * types.Constant(255, dtype=types.UINT8))
 
 
 def _solarize_add(views: DataNode, numbers: DataNode, size: int) -> DataNode:
-    addition = _beside(views, fn.cast(numbers[0], dtype=types.UINT8))
+    addition = fn.cast(numbers[0], dtype=types.UINT8)
     return views + (views < types.Constant(128, dtype=types.UINT8)) * addition
 
 
 def _brightness(views: DataNode, numbers: DataNode, size: int) -> DataNode:
-    return _truncated(views * _beside(views, numbers[0]))
+    return _truncated(views * numbers[0])
 
 
 def _color(views: DataNode, numbers: DataNode, size: int) -> DataNode:
@@ -119,9 +119,8 @@ def _contrast(views: DataNode, numbers: DataNode, size: int) -> DataNode:
 def _sharpness(views: DataNode, numbers: DataNode, size: int) -> DataNode:
     """Pillow and TensorFlow smooth the inner pixels and leave the outermost ones as they are."""
     kernel = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]], np.float32) / 13
-    smooth = fn.filter(
-        views, _beside(views, types.Constant(kernel)), mode="valid", dtype=types.FLOAT
-    )
+    beside = types.Constant(kernel, device=views.device)  # arithmetic moves its operands itself
+    smooth = fn.filter(views, beside, mode="valid", dtype=types.FLOAT)
     inner = fn.slice(views, start=[1, 1], shape=[size - 2, size - 2], axes=[0, 1])
     change = fn.slice(
         math.floor(smooth + 0.5) - inner,
@@ -162,7 +161,7 @@ _FAMILIES = {
 
 
 def _blended(other: DataNode, views: DataNode, numbers: DataNode) -> DataNode:
-    return _truncated(other + (views - other) * _beside(views, numbers[0]))
+    return _truncated(other + (views - other) * numbers[0])
 
 
 def _grey(levels: DataNode) -> DataNode:
@@ -174,11 +173,6 @@ def _grey(levels: DataNode) -> DataNode:
 def _truncated(levels: DataNode) -> DataNode:
     """Float to uint8 as Pillow and TensorFlow do it: towards zero, clipped."""
     return fn.cast(math.floor(levels), dtype=types.UINT8)
-
-
-def _beside(views: DataNode, numbers: DataNode) -> DataNode:
-    """Arithmetic takes its operands on one device."""
-    return numbers.gpu() if views.device == "gpu" else numbers
 
 
 # --- DALI's own policy ---

@@ -250,6 +250,18 @@ class TestEvaluationLoader:
         assert not torch.equal(views[:, 0], views[:, 1])
 
 
+@pytest.mark.parametrize("size", [16, 24])
+def test_a_wrong_size_for_padding_is_a_mistake_and_no_bad_image(
+    tiny: Tiny, size: int, own_cache: Path
+) -> None:
+    """Images of 20 px; what is wrong with the flags must not be remembered of the images."""
+    with pytest.raises(
+        DataError, match=rf"exactly --size pixels \({size} x {size}\), got one of 20"
+    ):
+        list(fastaug.build_loader(tiny(crop="pad", size=size)))
+    assert dict(fastaug.build_loader(tiny()).images.bad) == {}
+
+
 class TestBadFiles:
     @pytest.fixture
     def data(self, folder: Path, tmp_path: Path) -> Path:

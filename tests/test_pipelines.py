@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 import subprocess
@@ -9,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import nvidia.dali.ops as dali_ops
@@ -28,6 +30,7 @@ from fastaug.data.sources import open_split
 from fastaug.data.views import NORMALISATION
 from fastaug.errors import ConfigError, DataError
 from fastaug.loaders import build_evaluation_loader
+from fastaug.pipelines import decode
 from fastaug.pipelines.decode import decode_pipeline
 from fastaug.pipelines.views import view_pipeline
 
@@ -260,6 +263,25 @@ def test_a_file_that_passes_the_look_and_stops_dali(
     assert marked == [victim]
 
 
+def test_a_failure_that_is_no_image_s_fault_marks_none(
+    tiny: Tiny, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The decoding pipeline breaks behind the decoder, which takes every image."""
+    config = tiny(loader="dali", crop="pad", size=20)
+    loader = fastaug.build_loader(config)
+    next(iter(loader))  # the pipelines are built
+
+    def breaks(*_: object) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(loader._stages._decoder, "outputs", breaks)
+    monkeypatch.setattr(decode, "reflect", breaks)
+    with pytest.raises(DataError, match=r"^DALI stopped while decoding: out of memory$"):
+        list(loader)
+    monkeypatch.undo()
+    assert dict(fastaug.build_loader(config).images.bad) == {}
+
+
 def test_a_file_that_is_of_another_size_than_before(
     tiny: Tiny, folder: Path, tmp_path: Path
 ) -> None:
@@ -287,6 +309,23 @@ class TestDecode:
                 run_decode(config, images.encoded(index)), images.image(index)
             )
 
+    def test_the_orientation_of_the_camera_is_ignored(self) -> None:
+        """As the manifest's sizes are: a turned image would have others."""
+        exif = Image.Exif()
+        exif[0x112] = 6  # to be turned by 90 degrees
+        upright = np.random.default_rng(0).integers(0, 256, (20, 32, 3), np.uint8)
+        content = io.BytesIO()
+        Image.fromarray(upright).save(content, "JPEG", exif=exif)
+        decoded = run_decode(TrainConfig(), content.getvalue())
+        expected = np.asarray(Image.open(io.BytesIO(content.getvalue())))
+        np.testing.assert_array_equal(decoded, expected)
+
+    def test_a_gpu_decodes_with_the_same_settings(self) -> None:
+        (images,) = decode_pipeline(TrainConfig(), "gpu", **GPU)._graph_out
+        settings = images.source._op._init_args
+        assert settings["jpeg_fancy_upsampling"] is True  # a CPU does so anyway
+        assert settings["adjust_orientation"] is False
+
     def test_reflection_at_the_edges(self, folder: Path) -> None:
         images = open_split(str(folder), "train")
         config = TrainConfig(crop="pad", size=20)
@@ -306,8 +345,20 @@ def run_decode(config: TrainConfig, content: bytes) -> np.ndarray:
 # --- the graphs of a GPU, which cannot be built here ---
 
 
-def operators(pipeline: Pipeline) -> Iterator[tuple[str, str, list[str]]]:
-    """(name in DALI's registry, device, devices where its inputs were made) of each operator."""
+class Operator(NamedTuple):
+    name: str
+    """In DALI's registry."""
+    device: str
+    sources: list[str]
+    """Devices where its inputs were made."""
+    inputs: list[str]
+    """Devices where it finds its positional inputs, which a GPU takes on the GPU."""
+    arguments: list[str]
+    """Devices where it finds its named inputs, which are always on the host."""
+
+
+def operators(pipeline: Pipeline) -> Iterator[Operator]:
+    """Each operator of a graph."""
     waiting, seen = list(pipeline._graph_out), set()
     while waiting:
         operator = waiting.pop().source
@@ -321,22 +372,31 @@ def operators(pipeline: Pipeline) -> Iterator[tuple[str, str, list[str]]]:
         ]
         waiting += edges
         name = getattr(operator._op, "schema_name", None) or type(operator._op).__name__
-        yield name, operator._op.device, [edge.source._op.device for edge in edges]
+        devices, positional = [edge.device for edge in edges], operator._spec.NumRegularInput()
+        yield Operator(
+            name,
+            operator._op.device,
+            [edge.source._op.device for edge in edges],
+            devices[:positional],
+            devices[positional:],
+        )
 
 
 def misplaced(pipeline: Pipeline) -> list[str]:
-    """Operators that DALI does not have for the device, or that a GPU's output would flow into."""
+    """Operators that DALI does not have for the device, or with an input on the wrong one."""
     registry = {
         "cpu": dali_ops.cpu_ops(),
         "gpu": dali_ops.gpu_ops(),
         "mixed": dali_ops.mixed_ops(),
     }
     wrong = []
-    for name, device, inputs in operators(pipeline):
+    for name, device, sources, inputs, arguments in operators(pipeline):
         if name not in registry[device]:
             wrong.append(f"no {name} for {device}")
-        if device != "gpu" and {"gpu", "mixed"} & set(inputs):
+        if device != "gpu" and {"gpu", "mixed"} & set(sources):
             wrong.append(f"{name} on {device} after a GPU")
+        if (device == "gpu" and "cpu" in inputs) or "gpu" in arguments:
+            wrong.append(f"{name} on {device} with an input on the other one")
     return wrong
 
 
@@ -361,14 +421,14 @@ class TestGpuPlacement:
         decoding = decode_pipeline(config, "gpu", **GPU)
         assert misplaced(views) == []
         assert misplaced(decoding) == []
-        places = {name: device for name, device, _ in operators(decoding)}
+        places = {name: device for name, device, *_ in operators(decoding)}
         assert places["decoders__Image"] == "mixed"
         assert [out.device for out in (*views._graph_out, *decoding._graph_out)] == ["gpu", "gpu"]
 
     def test_all_work_on_pixels_is_on_the_gpu(self, changes: dict) -> None:
         """What stays on the host are the plans: their inputs, subscripts and conditions."""
         views = view_pipeline(TrainConfig(**changes), "gpu", "gpu", **GPU)
-        on_host = {name for name, device, _ in operators(views) if device == "cpu"}
+        on_host = {name for name, device, *_ in operators(views) if device == "cpu"}
         assert on_host <= {
             *("ExternalSource", "_TensorSubscript", "_ArithmeticGenericOp", "Cast", "Reshape"),
             *("_conditional__Split", "_conditional__Merge", "Constant"),
@@ -399,6 +459,14 @@ class TestTheWalkFindsMistakes:
         has = set(dali_ops.gpu_ops())
         monkeypatch.setattr(dali_ops, "gpu_ops", lambda: has - {"Flip"})
         assert misplaced(self.graph("gpu")) == ["no Flip for gpu"]
+
+    def test_an_input_that_was_left_on_the_host(self) -> None:
+        @pipeline_def(**GPU)
+        def define() -> DataNode:
+            data = fn.external_source(name="data", device="gpu", dtype=types.UINT8, ndim=3)
+            return fn.filter(data, types.Constant(np.ones((3, 3), np.float32)))
+
+        assert misplaced(define()) == ["Filter on gpu with an input on the other one"]
 
     def test_a_graph_that_goes_back_to_the_host(self) -> None:
         assert misplaced(self.graph("cpu")) == ["Rotate on cpu after a GPU"]

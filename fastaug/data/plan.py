@@ -86,7 +86,7 @@ def draw_plans(
     count = _LAYERS + NUMBERS_PER_LAYER * layers
     shape = (len(indices), config.views)
     if config.crop == "pad":
-        _check_sizes(sizes, config.size)
+        check_padded_sizes(sizes, config.size)
     if config.augment == "none":
         boxes = np.repeat(central_boxes(sizes, config)[:, None], config.views, axis=1)
         flips = np.zeros(shape, bool)
@@ -209,7 +209,8 @@ def _half_up(values: np.ndarray) -> np.ndarray:
     return np.floor(values + 0.5)
 
 
-def _check_sizes(sizes: np.ndarray, size: int) -> None:
+def check_padded_sizes(sizes: np.ndarray, size: int) -> None:
+    """What --crop pad takes: images of the size of a view. sizes: [B, 2]."""
     for height, width in sizes[(sizes != size).any(axis=1)]:
         raise DataError(
             f"--crop pad needs images of exactly --size pixels ({size} x {size}), "
