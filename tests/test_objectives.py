@@ -9,41 +9,18 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from literal import AVERAGES, literal_kl, literal_nll
 from torch import Tensor
 
 import fastaug
 from fastaug.errors import ConfigError, KernelUnavailable
 from fastaug.kernels import registry
 
-AVERAGES = ("losses", "probs", "logits")
 # relative and absolute error of values and gradients against float64
 TOLERANCE = {
     torch.float64: {"rtol": 1e-9, "atol": 1e-11},
     torch.float32: {"rtol": 2e-5, "atol": 2e-6},
 }
-
-
-def literal_nll(z: Tensor, y: Tensor, average: str, smoothing: float) -> Tensor:
-    """Eqs. avg_losses_k, avg_probs_k, avg_logs_k, with a smoothed target: [B]."""
-    classes = z.shape[-1]
-    q = (1 - smoothing) * torch.nn.functional.one_hot(y, classes).double() + smoothing / classes
-
-    def loss(p: Tensor) -> Tensor:
-        return -(q * p.log()).sum(-1)
-
-    p = [view.softmax(-1) for view in z.unbind(1)]
-    if average == "losses":
-        return torch.stack([loss(view) for view in p]).mean(0)
-    if average == "probs":
-        return loss(torch.stack(p).mean(0))
-    return loss(torch.stack(z.unbind(1)).mean(0).softmax(-1))
-
-
-def literal_kl(z: Tensor) -> Tensor:
-    """Eq. kl_loss_k, all K^2 - K ordered pairs: [B]."""
-    views = [view.softmax(-1) for view in z.unbind(1)]
-    pairs = [(p * (p / r).log()).sum(-1) for p in views for r in views if p is not r]
-    return sum(pairs, torch.zeros(len(z), dtype=z.dtype)) / max(1, len(pairs))
 
 
 def literal_loss(
