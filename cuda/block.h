@@ -1,0 +1,81 @@
+// The threads of a block, as a block program sees them.
+//
+// A program is a template over its Block. CUDA runs it with Cuda blocks; the CPU kernel is the same
+// program with one thread a block, whose values are vectors; a test runs it with several real
+// threads under ThreadSanitizer, so that a missing sync() shows. A Block has
+//   Value, LANES       what a thread works on at a time, and how many columns that is
+//   UNROLL             how many of them it loads ahead
+//   row_stride(width)  floats from one row of a tile to the next
+//   thread, threads    this thread in its block
+//   team, teams        its team (a warp), and how many there are: a team shares a row
+//   lane, lanes        this thread in its team
+//   sync()             wait for all threads of the block
+//   team_sum(x), team_max(x)    over the threads of a team, the same for each of them
+#pragma once
+
+#include "values.h"
+
+namespace fastaug {
+
+// Over the threads of the block, the same for each of them. scratch: one float a team, free to use
+// once all threads have returned from the sync() before, and again after the next one.
+template <class Block>
+FASTAUG_FUNCTION float block_sum(Block& block, float x, float* scratch) {
+  x = block.team_sum(x);
+  if (block.lane == 0) scratch[block.team] = x;
+  block.sync();
+  float sum = 0;
+  for (int team = 0; team < block.teams; ++team) sum += scratch[team];
+  return sum;
+}
+
+template <class Block>
+FASTAUG_FUNCTION float block_max(Block& block, float x, float* scratch) {
+  x = block.team_max(x);
+  if (block.lane == 0) scratch[block.team] = x;
+  block.sync();
+  float top = scratch[0];
+  for (int team = 1; team < block.teams; ++team) top = maximum(top, scratch[team]);
+  return top;
+}
+
+#ifdef __CUDACC__
+
+struct Cuda {
+  typedef float Value;
+  static constexpr int LANES = 1;
+  static __device__ int row_stride(int width) { return width; }
+  static constexpr int UNROLL = 8;  // loads in flight: memory answers late
+  int thread = threadIdx.x, threads = blockDim.x;
+  int team = threadIdx.x / 32, teams = blockDim.x / 32;
+  int lane = threadIdx.x % 32;
+  static constexpr int lanes = 32;
+
+  __device__ void sync() { __syncthreads(); }
+  __device__ float team_sum(float x) {
+    for (int step = 16; step; step /= 2) x += __shfl_xor_sync(~0u, x, step);
+    return x;
+  }
+  __device__ float team_max(float x) {
+    for (int step = 16; step; step /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, step));
+    return x;
+  }
+};
+
+#else
+
+struct OneThread {
+  typedef floats Value;
+  static constexpr int LANES = fastaug::LANES;
+  // An odd number of vectors: a column of rows 4 KB apart would fall into one set of the cache.
+  static int row_stride(int width) { return (width / LANES | 1) * LANES; }
+  static constexpr int UNROLL = 4;
+  static constexpr int thread = 0, threads = 1, team = 0, teams = 1, lane = 0, lanes = 1;
+  void sync() {}
+  float team_sum(float x) { return x; }
+  float team_max(float x) { return x; }
+};
+
+#endif
+
+}  // namespace fastaug

@@ -1,0 +1,117 @@
+"""The Triton kernel: the objective and its gradient in one pass over the logits, on a GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fastaug.kernels.contract import Average
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+class TritonKernel:
+    """One program for each image.
+
+    tile: how many logits a program may hold at a time, a power of two. 16,384 fp32 numbers are a
+    quarter of the registers of a GPU core, and four of each logit are needed at once. An image of
+    more logits is streamed in smaller tiles.
+    """
+
+    name = "triton"
+
+    def __init__(self, tile: int = 16384) -> None:
+        self.tile = tile
+
+    def supports(self, logits: Tensor) -> str | None:
+        if logits.dtype == torch.float64:
+            return "computes in fp32; use reference"
+        if logits.dtype not in DTYPES:
+            return f"logits must be fp32, fp16 or bf16, got {logits.dtype}"
+        if logits.shape[1] > self.tile:
+            return f"takes at most {self.tile} views, got {logits.shape[1]}; use reference"
+        if not logits.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
+            return "needs a CUDA device; use native"
+        if importlib.util.find_spec("triton") is None:
+            return "Triton is not installed: pip install triton"
+        return None
+
+    def sources(self) -> tuple[Path, ...]:
+        """The files that decide what this kernel computes."""
+        return Path(__file__), Path(__file__).with_name("triton_program.py")
+
+    @torch.no_grad()
+    def value_and_grad(
+        self,
+        logits: Tensor,
+        targets: Tensor | None,
+        *,
+        average: Average | None,
+        kl_weight: float,
+        label_smoothing: float,
+        need_grad: bool,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        from fastaug.kernels import triton_program
+
+        if logits.stride(2) != 1:
+            logits = logits.contiguous()
+        images, views, classes = logits.shape
+        nll = torch.empty(images, dtype=torch.float32, device=logits.device)
+        kl = torch.empty_like(nll)
+        grad = logits.new_empty(logits.shape) if need_grad else None
+        if images == 0:
+            return nll, kl, grad
+
+        tile = Tile.of(views, classes, self.tile)
+        # How many neighbours a thread may load at once. No more than it takes to spread the classes
+        # over all threads: then all views of a class meet in one thread, without exchange.
+        strides = (*logits.stride()[:2], views * classes, classes)
+        aligned = math.gcd(*strides, max(1, tile.classes // (32 * tile.warps)))
+        with torch.cuda.device_of(logits):
+            triton_program.objective_program[(images,)](
+                logits,
+                None if targets is None else targets.contiguous(),
+                nll,
+                kl,
+                grad,
+                *(stride // aligned for stride in strides),
+                float(kl_weight),
+                float(label_smoothing),
+                AVERAGE=average,
+                KL_SLOPE=need_grad and kl_weight != 0 and views > 1,
+                K=views,
+                C=classes,
+                K_PADDED=tile.views,
+                TILE=tile.classes,
+                ALIGNED=aligned,
+                num_warps=tile.warps,
+            )
+        return nll, kl, grad
+
+
+class Tile(NamedTuple):
+    """What a program holds at a time, in powers of two, and the warps that hold it."""
+
+    views: int
+    classes: int
+    warps: int
+
+    @classmethod
+    def of(cls, views: int, classes: int, limit: int) -> Tile:
+        views, classes = power_of_two(views), power_of_two(classes)
+        if views * classes > limit:
+            # Smaller than the limit: the addresses of a loop want registers, too.
+            classes = max(1, limit // 4 // views)
+        # 16 logits a thread, and 32 at 16,384.
+        return cls(views, classes, min(16, max(1, views * classes // 512)))
+
+
+def power_of_two(n: int) -> int:
+    """The smallest power of two that is at least n."""
+    return 1 << (n - 1).bit_length()
