@@ -20,10 +20,11 @@ LAYERS = [
     {"data", "kernels"},
     {"device", "interrupt", "recipes"},
     {"config", "batch"},
+    {"cache"},
     {"errors"},
 ]
 # `import fastaug` is for anyone's training loop, and needs torch alone.
-LIGHT = {"__init__", "batch", "config", "errors", "kernels", "objectives", "recipes"}
+LIGHT = {"__init__", "batch", "cache", "config", "errors", "kernels", "objectives", "recipes"}
 
 
 def layer_of(name: str) -> int:

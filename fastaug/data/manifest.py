@@ -22,7 +22,8 @@ import PIL
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from fastaug.data.cache import cache_dir, load_arrays, store_arrays
+from fastaug.cache import cache_dir
+from fastaug.data.arrays import load_arrays, store_arrays
 from fastaug.data.cores import core_count
 from fastaug.data.images import MAX_PIXELS, ImageSet, Manifest
 from fastaug.data.look import Budget, Look, look

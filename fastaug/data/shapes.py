@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fastaug.data.cache import cache_dir
+from fastaug.cache import cache_dir
 from fastaug.data.shapes_drawing import OUTLINES, draw_picture
 from fastaug.errors import DataError
 

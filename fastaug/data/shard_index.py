@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fastaug.data.cache import cache_dir, load_arrays, store_arrays
+from fastaug.cache import cache_dir
+from fastaug.data.arrays import load_arrays, store_arrays
 from fastaug.data.shard import Record, Shard
 from fastaug.errors import DataError
 

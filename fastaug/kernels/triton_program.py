@@ -249,7 +249,7 @@ def _sum_of_views(values: tl.tensor, K: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def _mean_of_views(values: tl.tensor, K: tl.constexpr) -> tl.tensor:
-    return _sum_of_views(values, K) / K
+    return tl.div_rn(_sum_of_views(values, K), K * 1.0)
 
 
 @triton.jit
