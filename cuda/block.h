@@ -25,6 +25,7 @@ FASTAUG_FUNCTION float block_sum(Block& block, float x, float* scratch) {
   if (block.lane == 0) scratch[block.team] = x;
   block.sync();
   float sum = 0;
+  FASTAUG_ROLLED
   for (int team = 0; team < block.teams; ++team) sum += scratch[team];
   return sum;
 }
@@ -35,6 +36,7 @@ FASTAUG_FUNCTION float block_max(Block& block, float x, float* scratch) {
   if (block.lane == 0) scratch[block.team] = x;
   block.sync();
   float top = scratch[0];
+  FASTAUG_ROLLED
   for (int team = 1; team < block.teams; ++team) top = maximum(top, scratch[team]);
   return top;
 }

@@ -82,32 +82,51 @@ int chunk_width(int views, int classes) {
 // OpenMP's entry, as compilers call it: threads that torch has already started.
 typedef void (*Parallel)(void (*)(void*), void*, unsigned threads, unsigned flags);
 
-// dtype: 0 fp32, 1 fp16, 2 bf16; average: as in objective.h; strides in elements; gradient: null for
-// the values alone; parallel: null starts threads. Returns -1, or the first image whose target is no
-// class: then nothing is computed.
-extern "C" long long fastaug_objective(int dtype, int average, const void* logits,
-                                       long long image_stride, long long view_stride,
-                                       const long long* targets, long long images, int views,
-                                       int classes, float kl_weight, float smoothing, float* nll,
-                                       float* kl, void* gradient, int threads, Parallel parallel) {
+// One struct, because a call from Python takes longer for each argument. native.py packs it.
+struct Arguments {
+  int dtype;    // 0 fp32, 1 fp16, 2 bf16
+  int average;  // as in objective.h
+  const void* logits;
+  long long image_stride, view_stride;  // in elements
+  const long long* targets;
+  long long images;
+  int views, classes;
+  float kl_weight, smoothing;
+  float *nll, *kl;
+  float* mean;     // of nll + kl_weight * kl over images, for its gradient; null: of each image
+  void* gradient;  // null: the values alone
+  int threads;
+  Parallel parallel;  // null: threads are started
+};
+
+// Returns -1, or the first image whose target is no class: then nothing is computed.
+extern "C" long long fastaug_objective(const Arguments* a) {
   using namespace fastaug;
-  if (average != NONE)
-    for (long long b = 0; b < images; ++b)
-      if (targets[b] < 0 || targets[b] >= classes) return b;
-  Call call = {logits, targets, gradient, nll, kl, images, image_stride, view_stride,
-               {views, classes, chunk_width(views, classes)}, {kl_weight, smoothing}, {0}};
-  const Work work = dtype == 0   ? work_for<float>(average)
-                    : dtype == 1 ? work_for<f16>(average)
-                                 : work_for<bf16>(average);
-  if (threads <= 1) {
+  if (a->average != NONE)
+    for (long long b = 0; b < a->images; ++b)
+      if (a->targets[b] < 0 || a->targets[b] >= a->classes) return b;
+  Call call = {a->logits, a->targets, a->gradient, a->nll, a->kl, a->images, a->image_stride,
+               a->view_stride, {a->views, a->classes, chunk_width(a->views, a->classes)},
+               {a->kl_weight, a->smoothing, a->mean ? 1.f / a->images : 1.f}, {0}};
+  const Work work = a->dtype == 0   ? work_for<float>(a->average)
+                    : a->dtype == 1 ? work_for<f16>(a->average)
+                                    : work_for<bf16>(a->average);
+  if (a->threads <= 1) {
     work(&call);
-  } else if (parallel) {
-    parallel(work, &call, (unsigned)threads, 0);
+  } else if (a->parallel) {
+    a->parallel(work, &call, (unsigned)a->threads, 0);
   } else {
     std::vector<std::thread> others;
-    for (int i = 1; i < threads; ++i) others.emplace_back(work, &call);
+    for (int i = 1; i < a->threads; ++i) others.emplace_back(work, &call);
     work(&call);
     for (std::thread& other : others) other.join();
+  }
+  if (a->mean) {
+    double sum = 0;
+    // Without weight an infinite kl must not count: 0 times infinity is no number.
+    for (long long b = 0; b < a->images; ++b)
+      sum += a->nll[b] + (a->kl_weight ? a->kl_weight * a->kl[b] : 0);
+    *a->mean = (float)(sum / a->images);
   }
   return -1;
 }

@@ -37,6 +37,7 @@ struct Shape {
 
 struct Weights {
   float kl, smoothing;
+  float gradient = 1;  // what it is multiplied by as it is written
 };
 
 // Where things lie in shared memory, in floats. fastaug/kernels/cuda.py knows the size, too.
@@ -95,8 +96,7 @@ class Objective {
     if (!gradient) return;
     for (int first = 0; first < C; first += width) {
       if (!whole) {
-        block.sync();
-        load_chunk(first);
+        load_chunk(first);  // each thread overwrites what it alone has read: no sync before
         Sums again;
         columns(first, again);
         block.sync();
@@ -185,7 +185,7 @@ class Objective {
 
   FASTAUG_METHOD void keep_row(int k, float top, float sum) {
     if (block.lane != 0) return;
-    if (top == FLOOR) sum = __builtin_nanf("");  // a view without any class
+    if (top == FLOOR) sum = not_a_number();  // a view without any class
     shared[at.top + k] = top;
     shared[at.log_sum + k] = logf(sum);
     shared[at.inverse_sum + k] = 1 / sum;
@@ -198,11 +198,13 @@ class Objective {
   }
   FASTAUG_METHOD float mean_offset() const {
     float sum = 0;
+    FASTAUG_ROLLED
     for (int k = 0; k < K; ++k) sum += offset(k);
     return sum / K;
   }
   FASTAUG_METHOD void centre_rows() {
     const float mean = mean_offset();
+    FASTAUG_ROLLED
     for (int k = block.thread; k < K; k += block.threads) shared[at.delta + k] = offset(k) - mean;
   }
 
@@ -268,7 +270,8 @@ class Objective {
         const Value d = ((cell(at.z, k, c) - z_0) - beyond) - row(at.delta, k);
         const Value e = cell(at.e, k, c);
         const Value p = e * (AVERAGE == PROBS ? largest_p : Value{} + row(at.inverse_sum, k));
-        const Value x = magnitude(d) < SMALL ? r * small_expm1(d) : p - r;
+        const Value small = r * small_expm1(d), large = p - r;  // both: a GPU would branch
+        const Value x = magnitude(d) < SMALL ? small : large;
         x_sum += x;
         kl += x * d;
         if (gradient) {
@@ -311,12 +314,12 @@ class Objective {
     }
     if (block.thread == 0) {
       const bool is_class = AVERAGE == NONE || target >= 0;
-      *nll = is_class ? finite_or_infinite(log_total - score) : __builtin_nanf("");
+      *nll = is_class ? finite_or_infinite(log_total - score) : not_a_number();
       *kl = K > 1 ? finite_or_infinite(kl_sum / (K - 1)) : 0;
     }
     return {common, log_total};
   }
-  FASTAUG_METHOD static float finite_or_infinite(float x) { return x > LIMIT ? INFINITE : x; }
+  FASTAUG_METHOD static float finite_or_infinite(float x) { return x > LIMIT ? infinite() : x; }
 
   FASTAUG_METHOD void write_gradient(int first, bool whole, Totals totals) {
     const int here = columns_here(first);
@@ -335,7 +338,8 @@ class Objective {
       T* to = gradient + (long long)k * C + first;
       for (int c = block.lane * LANES; c < here; c += block.lanes * LANES)
         store(to + c, here - c,
-              (cell(at.e, k, c) * scale + column(at.common, c)) - cell(at.z, k, c) * v_sum);
+              weights.gradient *
+                  ((cell(at.e, k, c) * scale + column(at.common, c)) - cell(at.z, k, c) * v_sum));
     }
   }
 };

@@ -4,6 +4,7 @@
 
 #ifdef __CUDACC__
 #define FASTAUG_METHOD __device__ __forceinline__
+#define FASTAUG_ROLLED _Pragma("unroll 1")
 #else
 #include <cmath>
 #include <cstdint>
@@ -12,12 +13,13 @@
 #include <immintrin.h>
 #endif
 #define FASTAUG_METHOD inline __attribute__((always_inline))
+#define FASTAUG_ROLLED
 #endif
 #define FASTAUG_FUNCTION static FASTAUG_METHOD
+// FASTAUG_ROLLED: before a short loop that runs once. Unrolled for a GPU, such loops were a quarter
+// of all instructions.
 
 namespace fastaug {
-
-constexpr float INFINITE = __builtin_huge_valf();
 
 // Half-precision numbers are bits here; all arithmetic is in fp32.
 struct bf16 { unsigned short bits; };
@@ -36,6 +38,8 @@ FASTAUG_FUNCTION V small_expm1(V x) {
 
 #ifdef __CUDACC__
 
+FASTAUG_FUNCTION float infinite() { return __int_as_float(0x7f800000); }
+FASTAUG_FUNCTION float not_a_number() { return __int_as_float(0x7fc00000); }
 FASTAUG_FUNCTION float exponential(float x) { return expf(x); }
 FASTAUG_FUNCTION float logarithm(float x) { return logf(x); }
 FASTAUG_FUNCTION float maximum(float a, float b) { return a > b ? a : b; }  // NaN if b is
@@ -86,6 +90,8 @@ typedef unsigned unsigneds __attribute__((vector_size(4 * LANES)));
 typedef unsigned short ushorts __attribute__((vector_size(2 * LANES)));
 typedef _Float16 halves __attribute__((vector_size(2 * LANES)));
 
+FASTAUG_FUNCTION float infinite() { return __builtin_huge_valf(); }
+FASTAUG_FUNCTION float not_a_number() { return __builtin_nanf(""); }
 FASTAUG_FUNCTION float maximum(float a, float b) { return a > b ? a : b; }  // NaN if b is
 FASTAUG_FUNCTION floats magnitude(floats x) { return (floats)((ints)x & 0x7fffffff); }
 
@@ -95,10 +101,22 @@ FASTAUG_FUNCTION floats maximum(floats a, floats b) { return _mm512_max_ps(a, b)
 FASTAUG_FUNCTION floats times_power_of_two(floats x, floats n, floats) {
   return _mm512_scalef_ps(x, n);
 }
+FASTAUG_FUNCTION float lane_sum(floats x) { return _mm512_reduce_add_ps(x); }
+FASTAUG_FUNCTION float lane_max(floats x) { return _mm512_reduce_max_ps(x); }
 #else
 FASTAUG_FUNCTION floats maximum(floats a, floats b) { return a > b ? a : b; }
 FASTAUG_FUNCTION floats times_power_of_two(floats x, floats, floats shifted) {
   return x * (floats)(((ints)shifted << 23) + (127 << 23));  // shifted: n in its low bits
+}
+FASTAUG_FUNCTION float lane_sum(floats x) {
+  float sum = 0;
+  for (int i = 0; i < LANES; ++i) sum += x[i];
+  return sum;
+}
+FASTAUG_FUNCTION float lane_max(floats x) {
+  float top = x[0];
+  for (int i = 1; i < LANES; ++i) top = maximum(top, x[i]);
+  return top;
 }
 #endif
 
@@ -130,16 +148,6 @@ FASTAUG_FUNCTION floats logarithm(floats x) {
   return (g * f * f + f) + __builtin_convertvector(n, floats) * 0.693147181f;
 }
 
-FASTAUG_FUNCTION float lane_sum(floats x) {
-  float sum = 0;
-  for (int i = 0; i < LANES; ++i) sum += x[i];
-  return sum;
-}
-FASTAUG_FUNCTION float lane_max(floats x) {
-  float top = x[0];
-  for (int i = 1; i < LANES; ++i) top = maximum(top, x[i]);
-  return top;
-}
 template <class V>
 FASTAUG_FUNCTION V numbered(int first, int number, int end, float there, float other) {
   const ints column = LANE + first;
@@ -181,23 +189,41 @@ template <> struct Stored<float> { typedef floats type; };
 template <> struct Stored<bf16> { typedef ushorts type; };
 template <> struct Stored<f16> { typedef halves type; };
 
-// The first `there` of LANES numbers; `filler` for the others, which lie beyond the row.
+// The first `there` of LANES numbers, the rest of a row. Not by memcpy: for a length that is not
+// known when this is compiled, that is a call, and short rows would spend their time in it.
+template <class T>
+FASTAUG_FUNCTION typename Stored<T>::type load_some(const T* from, int there) {
+  typename Stored<T>::type stored = {};
+  for (int i = 0; i < there; ++i) std::memcpy((T*)&stored + i, from + i, sizeof(T));
+  return stored;
+}
+template <class T>
+FASTAUG_FUNCTION void store_some(T* to, int there, typename Stored<T>::type stored) {
+  for (int i = 0; i < there; ++i) std::memcpy(to + i, (const T*)&stored + i, sizeof(T));
+}
+#ifdef __AVX512F__
+FASTAUG_FUNCTION floats load_some(const float* from, int there) {
+  return _mm512_maskz_loadu_ps((__mmask16)((1u << there) - 1), from);
+}
+FASTAUG_FUNCTION void store_some(float* to, int there, floats x) {
+  _mm512_mask_storeu_ps(to, (__mmask16)((1u << there) - 1), x);
+}
+#endif
+
+// `filler` for the numbers that lie beyond the row.
 template <class T>
 FASTAUG_FUNCTION floats load(const T* from, int there, float filler) {
-  typename Stored<T>::type stored = {};
-  if (there >= LANES) {
-    std::memcpy(&stored, from, sizeof stored);
-    return widen(stored);
-  }
-  if (there > 0) std::memcpy(&stored, from, there * sizeof(T));
-  return LANE < there ? widen(stored) : floats{} + filler;
+  if (there < LANES) return LANE < there ? widen(load_some(from, there)) : floats{} + filler;
+  typename Stored<T>::type stored;
+  std::memcpy(&stored, from, sizeof stored);
+  return widen(stored);
 }
 template <class T>
 FASTAUG_FUNCTION void store(T* to, int there, floats x) {
   typename Stored<T>::type stored;
   narrow(x, &stored);
-  if (there >= LANES) std::memcpy(to, &stored, sizeof stored);
-  else if (there > 0) std::memcpy(to, &stored, there * sizeof(T));
+  if (there < LANES) store_some(to, there, stored);
+  else std::memcpy(to, &stored, sizeof stored);
 }
 
 #endif

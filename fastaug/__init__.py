@@ -4,7 +4,7 @@ from pathlib import Path
 
 from fastaug.batch import ViewBatch
 from fastaug.config import TrainConfig
-from fastaug.kernels import available_kernels, register_kernel
+from fastaug.kernels import available_kernels, check_kernel, register_kernel
 from fastaug.objectives import ObjectiveTerms, objective, pairwise_kl
 
 # Installed, fastaug.pipelines lies in this folder; in a source tree it is the folder beside it, and
@@ -20,6 +20,7 @@ __all__ = [
     "available_kernels",
     "build_loader",
     "build_model",
+    "check_kernel",
     "objective",
     "pairwise_kl",
     "register_kernel",

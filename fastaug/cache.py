@@ -25,7 +25,7 @@ def cache_dir() -> Path:
 
 @contextmanager
 def whole_file(file: Path) -> Iterator[Path]:
-    """Where to write: it takes the file's place when it is done. OSError if it cannot be written."""
+    """Where to write: it takes the file's place when it is done. OSError where it cannot."""
     file.parent.mkdir(parents=True, exist_ok=True)
     unfinished = file.with_name(f".{uuid.uuid4().hex}-{file.name}")
     try:

@@ -63,10 +63,15 @@ def _multiply(precision: str) -> None:
     torch.mm(matrix, matrix)
 
 
+def cpp_compiler() -> str | None:
+    """The C++ compiler of this machine: $CXX, g++ or clang++."""
+    found = (name and shutil.which(name) for name in (os.environ.get("CXX"), "g++", "clang++"))
+    return next((path for path in found if path), None)
+
+
 def check_compiler(device: torch.device) -> None:
     """What torch.compile needs on a CPU, before it fails with fifty lines of its own."""
-    candidates = [os.environ.get("CXX"), "g++", "clang++"]
-    if device.type == "cpu" and not any(name and shutil.which(name) for name in candidates):
+    if device.type == "cpu" and cpp_compiler() is None:
         raise ConfigError(
             "--compile on a CPU needs a C++ compiler, and there is no g++ or clang++ here; "
             "install one, or go without --compile"

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from fastaug.errors import ConfigError
-from fastaug.kernels import Average, Kernel, PerImageObjective, find_kernel
+from fastaug.kernels import Average, Kernel, evaluate
+
+_AVERAGES = get_args(Average)
 
 
 class ObjectiveTerms(NamedTuple):
@@ -36,8 +38,8 @@ def objective(
     average: what is averaged over the K views of an image: "losses", "probs" or "logits".
     kl_weight: weight of the pairwise KL between the views; it does not see the label smoothing.
     """
-    if average not in get_args(Average):
-        raise ConfigError(f"average must be one of {', '.join(get_args(Average))}, got {average!r}")
+    if average not in _AVERAGES:
+        raise ConfigError(f"average must be one of {', '.join(_AVERAGES)}, got {average!r}")
     if not 0 <= label_smoothing < 1:
         raise ConfigError(f"label_smoothing must be at least 0 and below 1, got {label_smoothing}")
     _check_logits(logits)
@@ -46,8 +48,9 @@ def objective(
             f"targets must be int64 of shape [{len(logits)}], one for each image, "
             f"got {targets.dtype} of shape {list(targets.shape)}"
         )
-    per_image, nll, kl = _apply(logits, targets, kernel, average, kl_weight, label_smoothing)
-    return ObjectiveTerms(per_image.mean(), nll, kl)
+    return ObjectiveTerms(
+        *evaluate(logits, targets, kernel, average, kl_weight, label_smoothing, mean=True)
+    )
 
 
 def pairwise_kl(logits: Tensor, *, kernel: str | Kernel = "auto") -> Tensor:
@@ -56,24 +59,7 @@ def pairwise_kl(logits: Tensor, *, kernel: str | Kernel = "auto") -> Tensor:
     Differentiable: the regulariser of the paper for anyone's training loop. Zero for K = 1.
     """
     _check_logits(logits)
-    kl, _, _ = _apply(logits, None, kernel, None, 1.0, 0.0)
-    return kl
-
-
-def _apply(
-    logits: Tensor,
-    targets: Tensor | None,
-    kernel: str | Kernel,
-    average: Average | None,
-    kl_weight: float,
-    label_smoothing: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    # Within autograd.Function it is too late to ask: there gradients are always off.
-    need_grad = logits.requires_grad and torch.is_grad_enabled()
-    found = find_kernel(kernel, logits)
-    return PerImageObjective.apply(
-        logits, targets, found, average, kl_weight, label_smoothing, need_grad
-    )
+    return evaluate(logits, None, kernel, None, 1.0, 0.0, mean=False)[0]
 
 
 def _check_logits(logits: Tensor) -> None:

@@ -1,14 +1,25 @@
 """Loss kernels: the contract, the registry, the one autograd wrapper; one file a backend."""
 
-from fastaug.kernels.autograd import PerImageObjective
+from fastaug.kernels.admission import KernelReport
+from fastaug.kernels.autograd import evaluate
 from fastaug.kernels.contract import Average, Kernel
-from fastaug.kernels.registry import available_kernels, find_kernel, load_kernel, register_kernel
+from fastaug.kernels.registry import (
+    admission_of,
+    available_kernels,
+    check_kernel,
+    find_kernel,
+    load_kernel,
+    register_kernel,
+)
 
 __all__ = [
     "Average",
     "Kernel",
-    "PerImageObjective",
+    "KernelReport",
+    "admission_of",
     "available_kernels",
+    "check_kernel",
+    "evaluate",
     "find_kernel",
     "load_kernel",
     "register_kernel",

@@ -6,11 +6,22 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
+from fastaug.errors import ConfigError
+
 Average = Literal["losses", "probs", "logits"]
 
 
 class Kernel(Protocol):
-    """Computes the objective of every image and its gradient. Anything with these three will do."""
+    """Computes the objective of every image and its gradient. Anything with these three will do.
+
+    One that takes the mean over images, too, spares a small batch three operations by a method
+    `mean_and_grad(logits, targets, *, average, kl_weight, label_smoothing) -> mean: [], nll, kl,
+    grad of the mean`.
+
+    A kernel is admitted once for a device and for what is in its source file, and in each process
+    if it has attributes of its own. One that is made of more files (or compiled from them) names
+    them all by a method `sources() -> Iterable[Path]`.
+    """
 
     name: str
 
@@ -33,3 +44,8 @@ class Kernel(Protocol):
         regulariser alone: no targets, nll is zero. Values are fp32 for fp32, fp16 and bf16 logits;
         grad has the dtype of the logits.
         """
+
+
+def wrong_target(image: int, target: int, classes: int) -> ConfigError:
+    """Where a kernel can tell without waiting for a GPU; there, nll is NaN for such an image."""
+    return ConfigError(f"targets must be 0 to {classes - 1}, got {target} for image {image}")

@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from fastaug.kernels.contract import Average
+from fastaug.kernels.contract import Average, wrong_target
 
 
 class ReferenceKernel:
@@ -73,6 +73,8 @@ def _pairwise_kl(lp: Tensor, need_grad: bool) -> tuple[Tensor, Tensor | None]:
 
 
 def _smoothed(targets: Tensor, classes: int, smoothing: float, dtype: torch.dtype) -> Tensor:
+    if targets.device.type == "cpu" and len(wrong := targets[(targets < 0) | (targets >= classes)]):
+        raise wrong_target(targets.tolist().index(wrong[0]), int(wrong[0]), classes)
     q = torch.full((len(targets), classes), smoothing / classes, dtype=dtype, device=targets.device)
     return q.scatter_add_(1, targets[:, None], q.new_full((len(targets), 1), 1 - smoothing))
 

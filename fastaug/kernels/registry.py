@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import importlib
 import logging
+from importlib.metadata import entry_points
 
+import torch
 from torch import Tensor
 
 from fastaug.errors import KernelUnavailable, suggest
+from fastaug.kernels.admission import KernelReport, compare, is_admitted
 from fastaug.kernels.contract import Kernel
+from fastaug.kernels.native import NativeKernel
 from fastaug.kernels.reference import ReferenceKernel
+from fastaug.kernels.triton import TritonKernel
 
 log = logging.getLogger("fastaug")
 
-# Fastest first: "auto" takes the first one that supports the logits.
-_KERNELS: dict[str, Kernel] = {"reference": ReferenceKernel()}
-_said: set[str] = set()
+ENTRY_POINTS = "fastaug.kernels"
+"""The group by which other distributions offer kernels: name = package.module:attribute."""
+
+_REFERENCE = ReferenceKernel()
+# Fastest first: "auto" takes the first of these that can run and is admitted.
+_OWN: tuple[Kernel, ...] = (TritonKernel(), NativeKernel(), _REFERENCE)
+_KERNELS: dict[str, Kernel] = {kernel.name: kernel for kernel in _OWN}
+_found: dict[object, Kernel] = {}
 
 
 def register_kernel(name: str, kernel: Kernel) -> None:
@@ -24,43 +34,106 @@ def register_kernel(name: str, kernel: Kernel) -> None:
         raise KernelUnavailable(f"a kernel cannot be called {name!r}: 'auto' and ':' are taken")
     _check_contract(name, kernel)
     _KERNELS[name] = kernel
+    _found.clear()
 
 
 def available_kernels(logits: Tensor | None = None) -> dict[str, str | None]:
-    """Each registered kernel with None, or why it cannot take these logits (default: fp32, CPU)."""
-    logits = Tensor(1, 2, 2) if logits is None else logits
-    return {name: kernel.supports(logits) for name, kernel in _KERNELS.items()}
+    """Each kernel with None, or why it cannot take these logits (default: fp32 on the CPU).
+
+    Those of fastaug, the registered ones, and those that installed distributions offer.
+    """
+    logits = torch.empty(1, 2, 2) if logits is None else logits
+    return {name: _why_not(name, logits) for name in dict.fromkeys([*_KERNELS, *_offered()])}
+
+
+def _why_not(name: str, logits: Tensor) -> str | None:
+    try:
+        return load_kernel(name).supports(logits)
+    except KernelUnavailable as error:
+        return str(error)
+
+
+def check_kernel(kernel: str | Kernel, device: str | torch.device = "cpu") -> KernelReport:
+    """The admission check, anew: a kernel of your own against the float64 reference."""
+    return compare(load_kernel(kernel) if isinstance(kernel, str) else kernel, torch.device(device))
 
 
 def find_kernel(name: str | Kernel, logits: Tensor) -> Kernel:
-    """The kernel for these logits: "auto", a name, package.module:attribute, or itself."""
-    if name == "auto":
-        kernel = next(k for k in _KERNELS.values() if k.supports(logits) is None)
-        if kernel.name not in _said:
-            _said.add(kernel.name)
-            log.info("loss kernel: %s", kernel.name)
+    """The admitted kernel for these logits: "auto", a name, package.module:attribute, or itself."""
+    # Each step comes by here: what was found for such logits is not looked for again.
+    key = (name, logits.device, logits.dtype, logits.shape[1:])
+    try:
+        return _found[key]
+    except (KeyError, TypeError):  # TypeError: a kernel that is no key
+        kernel = _automatic(logits) if name == "auto" else _named(name, logits)
+        if getattr(name, "__hash__", None):
+            _found[key] = kernel
         return kernel
+
+
+@torch.compiler.assume_constant_result
+def name_of(kernel: str | Kernel) -> str:
+    """A compiled graph holds names alone: a kernel that is given as itself is registered."""
+    if isinstance(kernel, str):
+        return kernel
+    name = next((name for name, known in _KERNELS.items() if known is kernel), None)
+    if name is None:
+        name = f"{kernel.name}-{len(_KERNELS)}"
+        register_kernel(name, kernel)
+    return name
+
+
+def _automatic(logits: Tensor) -> Kernel:
+    for kernel in _OWN:
+        if kernel.supports(logits) is not None:
+            continue
+        report = admission_of(kernel, logits.device)
+        if report.admitted:
+            log.info("loss kernel: %s", kernel.name)
+            return kernel
+        log.warning("%s", report)
+    raise KernelUnavailable(f"no loss kernel takes {logits.dtype} logits on {logits.device}")
+
+
+def _named(name: str | Kernel, logits: Tensor) -> Kernel:
     kernel = load_kernel(name) if isinstance(name, str) else name
     if reason := kernel.supports(logits):
         raise KernelUnavailable(f"kernel {kernel.name!r} cannot run here: {reason}")
+    report = admission_of(kernel, logits.device)
+    if not report.admitted:
+        raise KernelUnavailable(f"{report}")
     return kernel
+
+
+def admission_of(kernel: Kernel, device: torch.device) -> KernelReport:
+    """The reference is what others are compared with: it is admitted."""
+    if type(kernel) is ReferenceKernel:
+        return KernelReport(kernel.name, str(device), True, 0, "the others are compared with it")
+    return is_admitted(kernel, device)
 
 
 def load_kernel(name: str) -> Kernel:
-    """A kernel by its registered name or by package.module:attribute."""
+    """A kernel by its name, ours, registered or offered, or by package.module:attribute."""
     if name in _KERNELS:
         return _KERNELS[name]
-    module_name, colon, attribute = name.partition(":")
+    offered = _offered()
+    module_name, colon, attribute = offered.get(name, name).partition(":")
     if not colon:
+        known = ["auto", *_KERNELS, *offered]
         raise KernelUnavailable(
-            f"no kernel {name!r}: {suggest(name, ['auto', *_KERNELS])}, or package.module:attribute"
+            f"no kernel {name!r}: {suggest(name, known)}, or package.module:attribute"
         )
     try:
         kernel = getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError) as error:
-        raise KernelUnavailable(f"kernel {name!r} cannot be loaded: {error}") from error
+    except Exception as error:  # the module is someone else's, and may raise anything
+        said = f"{type(error).__name__}: {error}"
+        raise KernelUnavailable(f"kernel {name!r} cannot be loaded: {said}") from error
     _check_contract(name, kernel)
     return kernel
+
+
+def _offered() -> dict[str, str]:
+    return {point.name: point.value for point in entry_points(group=ENTRY_POINTS)}
 
 
 def _check_contract(name: str, kernel: object) -> None:
@@ -70,3 +143,5 @@ def _check_contract(name: str, kernel: object) -> None:
             f"kernel {name!r} has no {' and no '.join(missing)}; "
             "a kernel has name, supports and value_and_grad (fastaug/kernels/contract.py)"
         )
+    if isinstance(kernel, type):
+        raise KernelUnavailable(f"kernel {name!r} is a class; name an instance of it")

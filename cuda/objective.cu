@@ -1,0 +1,43 @@
+// The objective on a GPU: the block program with one block an image. NVRTC compiles it without any
+// header of CUDA. fastaug/kernels/cuda.py chooses threads, width and shared memory, and launches it.
+#include "objective.h"
+
+namespace fastaug {
+
+template <class T, Average AVERAGE>
+FASTAUG_FUNCTION void image_of_a_block(const T* logits, long long image_stride,
+                                       long long view_stride, const long long* targets, float* nll,
+                                       float* kl, T* gradient, Shape shape, Weights weights) {
+  extern __shared__ float shared[];
+  const long long b = blockIdx.x;
+  Cuda block;
+  Objective<Cuda, T, AVERAGE>(
+      block, shape, weights, logits + b * image_stride, view_stride,
+      AVERAGE == NONE ? 0 : targets[b],
+      gradient ? gradient + b * shape.views * shape.classes : nullptr, shared)
+      .run(nll + b, kl + b);
+}
+
+// Strides are in elements; targets are null for `none`; gradient is null for the values alone.
+// At most 16 warps, and registers for two blocks of them on an SM: one loads, the other computes.
+#define KERNEL(average, AVERAGE, dtype, T)                                                         \
+  extern "C" __global__ void __launch_bounds__(512, 2) objective_##average##_##dtype(              \
+      const T* logits, long long image_stride, long long view_stride, const long long* targets,    \
+      float* nll, float* kl, T* gradient, int views, int classes, int width, float kl_weight,      \
+      float smoothing) {                                                                           \
+    image_of_a_block<T, AVERAGE>(logits, image_stride, view_stride, targets, nll, kl, gradient,    \
+                                 {views, classes, width}, {kl_weight, smoothing});                 \
+  }
+#define KERNELS_OF(dtype, T)        \
+  KERNEL(losses, LOSSES, dtype, T) \
+  KERNEL(probs, PROBS, dtype, T)   \
+  KERNEL(logits, LOGITS, dtype, T) \
+  KERNEL(none, NONE, dtype, T)
+
+// A training run needs one of them: --define-macro=KERNELS='KERNEL(...)' compiles in a tenth of the time.
+#ifndef KERNELS
+#define KERNELS KERNELS_OF(f32, float) KERNELS_OF(f16, f16) KERNELS_OF(bf16, bf16)
+#endif
+KERNELS
+
+}  // namespace fastaug

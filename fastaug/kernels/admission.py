@@ -1,0 +1,203 @@
+"""The admission check: a kernel against the float64 reference, before it may be used on a device.
+
+Milliseconds for a kernel that is quick; passed once for a device and a content of its sources, it
+is not run again. Tolerances are what fp32 arithmetic on the given logits reaches with room to
+spare; the shorter form of the KL, sum p (z - mean z), is off by a hundred times more.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+from torch import Tensor
+
+from fastaug.cache import cache_dir, whole_file
+from fastaug.errors import DataError
+from fastaug.kernels.build import digest
+from fastaug.kernels.contract import Average, Kernel
+from fastaug.kernels.reference import ReferenceKernel
+
+# Of values: relative, and in nats. Of gradients: relative to the largest of the image, which for
+# half precision is the rounding of the gradient itself.
+_VALUE_TOLERANCE, _VALUE_FLOOR = 1e-4, 1e-9
+_GRAD_TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+# images, views, classes: each prime to the blocks and vectors that kernels like
+_SHAPES = ((3, 1, 1), (2, 2, 2), (2, 3, 7), (3, 4, 33), (2, 16, 100), (2, 8, 1000), (1, 5, 3001))
+# how far views are apart: a KL of about 1e-5 nats, of about 1, of tens
+_SPREADS = (3e-3, 1.0, 8.0)
+
+
+@dataclass(frozen=True)
+class KernelReport:
+    """What the admission check found."""
+
+    kernel: str
+    device: str
+    admitted: bool
+    cases: int
+    """Cases that were compared; those that the kernel does not support are left out."""
+    worst: str
+    """The case with the largest error, or the first one that could not be compared."""
+
+    def __str__(self) -> str:
+        verdict = "admitted" if self.admitted else "refused"
+        return (
+            f"kernel {self.kernel!r} on {self.device}: {verdict}, {self.cases} cases; {self.worst}"
+        )
+
+
+@dataclass(frozen=True)
+class _Case:
+    logits: Tensor
+    targets: Tensor | None
+    settings: dict[str, Any]
+    name: str
+
+
+def compare(kernel: Kernel, device: torch.device) -> KernelReport:
+    """A kernel and the float64 reference, over shapes, dtypes, averages and gradients."""
+    where = _device_name(device)
+    worst, worst_name, cases = 0.0, "no case", 0
+    for case in _cases(device):
+        if reason := kernel.supports(case.logits):
+            worst_name = f"not supported: {reason}" if cases == 0 else worst_name
+            continue
+        cases += 1
+        try:
+            error, what = _error(kernel, case)
+        except Exception as raised:  # whatever a kernel of someone else raises is its failure
+            said = f"{case.name}: {type(raised).__name__}: {raised}"
+            return KernelReport(kernel.name, where, False, cases, said)
+        if not error <= worst:  # NaN is the worst
+            worst, worst_name = error, f"{what} off by {error:.2g} x the tolerance, {case.name}"
+            if math.isnan(error):
+                break
+    return KernelReport(kernel.name, where, cases > 0 and worst <= 1, cases, worst_name)
+
+
+def is_admitted(kernel: Kernel, device: torch.device) -> KernelReport:
+    """compare(), or what it found before for this device and these sources."""
+    file = _remembered(kernel, device)
+    if file is not None and file.is_file():
+        with suppress(OSError, ValueError, TypeError):
+            return KernelReport(**json.loads(file.read_text()))
+    report = compare(kernel, device)
+    if file is not None and report.admitted:
+        with suppress(OSError), whole_file(file) as unfinished:
+            unfinished.write_text(json.dumps(asdict(report)))
+    return report
+
+
+def _remembered(kernel: Kernel, device: torch.device) -> Path | None:
+    """Where the report is kept; None where its source does not say all about a kernel."""
+    try:
+        if hasattr(kernel, "sources"):
+            files = [Path(file) for file in kernel.sources()]
+        elif getattr(kernel, "__dict__", None):  # two of a class may differ by what they hold
+            return None
+        else:
+            files = [Path(inspect.getfile(type(kernel)))]
+        name = digest(
+            [*files, Path(__file__)], kernel.name, _device_name(device), torch.__version__
+        )
+        return cache_dir() / "kernels" / f"admitted-{name}.json"
+    except (OSError, TypeError, DataError):
+        return None
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def _cases(device: torch.device) -> Iterator[_Case]:
+    averages: tuple[Average | None, ...] = (*get_args(Average), None)
+    generator = torch.Generator().manual_seed(0)
+    for dtype in _GRAD_TOLERANCE:
+        for number, (images, views, classes) in enumerate(_SHAPES):
+            for turn, average in enumerate(averages):
+                spread = _SPREADS[(number + turn) % len(_SPREADS)]
+                base = 3 * torch.randn(images, 1, classes, generator=generator)
+                noise = torch.randn(images, views, classes, generator=generator)
+                # A slice of a larger tensor: the strides of images and views are anything.
+                room = torch.full((images + 1, views, classes + 3), math.nan, dtype=dtype)
+                room[:-1, :, :classes] = base + spread * noise
+                logits = room.to(device)[:-1, :, :classes]
+                targets = torch.randint(classes, (images,), generator=generator)
+                targets[0] = classes - 1
+                settings = {
+                    "average": average,
+                    "kl_weight": (1.0, 0.0, 0.3)[(number + 2 * turn) % 3],
+                    "label_smoothing": (0.0, 0.1)[number % 2],
+                    "need_grad": (number + turn) % 5 != 4,
+                }
+                yield _Case(
+                    logits,
+                    None if average is None else targets.to(device),
+                    settings,
+                    f"{str(dtype).removeprefix('torch.')} {images}x{views}x{classes}, "
+                    + ", ".join(f"{key}={value}" for key, value in settings.items()),
+                )
+    empty = torch.empty(0, 2, 3, device=device)
+    settings = {"average": None, "kl_weight": 1.0, "label_smoothing": 0.0, "need_grad": True}
+    yield _Case(empty, None, settings, "no images at all")
+
+
+def _error(kernel: Kernel, case: _Case) -> tuple[float, str]:
+    """The largest error, in units of its tolerance, and of what."""
+    before = case.logits.clone()
+    worst, worst_what = 0.0, "nothing"
+    for what, found, expected in _results(kernel, case):
+        _check_form(what, found, expected, case.logits)
+        if found is None or expected is None or not found.numel():
+            continue
+        off = (found.double() - expected).abs()
+        if found.ndim == 3:
+            largest = expected.abs().amax((1, 2), keepdim=True).clamp_min(1e-30)
+            off /= largest * _GRAD_TOLERANCE[case.logits.dtype]
+        else:
+            off /= expected.abs() * _VALUE_TOLERANCE + _VALUE_FLOOR
+        error = off.max().item()
+        if not error <= worst:
+            worst, worst_what = error, what
+    if not torch.equal(case.logits, before):
+        raise ValueError("the logits were changed")
+    return worst, worst_what
+
+
+def _results(kernel: Kernel, case: _Case) -> Iterator[tuple[str, Tensor | None, Tensor | None]]:
+    """What the kernel found, what the reference finds in float64."""
+    exact = ReferenceKernel().value_and_grad(case.logits.double(), case.targets, **case.settings)
+    logits = case.logits
+    if not case.settings["need_grad"]:
+        with torch.inference_mode():  # that evaluation has its logits from
+            logits = logits.clone()
+    found = kernel.value_and_grad(logits, case.targets, **case.settings)
+    yield from zip(("nll", "kl", "the gradient"), found, exact, strict=True)
+    nll, kl, grad = exact
+    if hasattr(kernel, "mean_and_grad") and grad is not None and len(nll):
+        settings = {key: value for key, value in case.settings.items() if key != "need_grad"}
+        mean = (nll + settings["kl_weight"] * kl).mean()
+        names = ("the mean", "nll beside it", "kl beside it", "its gradient")
+        found = kernel.mean_and_grad(case.logits, case.targets, **settings)
+        yield from zip(names, found, (mean, nll, kl, grad / len(nll)), strict=True)
+
+
+def _check_form(what: str, found: Tensor | None, expected: Tensor | None, logits: Tensor) -> None:
+    if found is None or expected is None:
+        if found is not expected:
+            raise ValueError(f"{what} is {'missing' if found is None else 'there, unasked for'}")
+        return
+    dtype = logits.dtype if expected.ndim == 3 else torch.float32
+    if found.shape != expected.shape or found.dtype != dtype or found.device != logits.device:
+        raise ValueError(
+            f"{what} must be {dtype} of shape {list(expected.shape)} on {logits.device}, "
+            f"got {found.dtype} of shape {list(found.shape)} on {found.device}"
+        )

@@ -1,0 +1,190 @@
+"""The native kernel: cuda/objective.cpp, compiled for this CPU when it is first used."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import platform
+import struct
+import subprocess
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fastaug.device import cpp_compiler
+from fastaug.errors import KernelUnavailable
+from fastaug.kernels.build import built, digest, source_folder
+from fastaug.kernels.contract import Average, wrong_target
+
+log = logging.getLogger("fastaug")
+
+_FLAGS = (
+    *("-O3", "-march=native", "-std=c++17", "-fPIC", "-shared", "-pthread", "-w"),
+    *("-fno-math-errno", "-fno-trapping-math"),  # else comparisons do not become vector masks
+)
+_DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+_AVERAGES = {"losses": 0, "probs": 1, "logits": 2, None: 3}
+# `Arguments` of objective.cpp
+_pack = struct.Struct("@iiPqqPqiiffPPPPiP").pack
+# Numbers for each thread, about 15 us of work: for less, waking it takes longer.
+_PER_THREAD = 16384
+
+
+class NativeKernel:
+    name = "native"
+
+    def supports(self, logits: Tensor) -> str | None:
+        if logits.device.type != "cpu":
+            return f"runs on the CPU, and the logits are on {logits.device}"
+        if logits.dtype not in _DTYPES:
+            return f"takes fp32, fp16 and bf16 logits, not {logits.dtype}; use reference"
+        return reason if isinstance(reason := _library_or_reason(), str) else None
+
+    def sources(self) -> tuple[Path, ...]:
+        folder = source_folder()
+        return (*(folder / name for name in _SOURCES), Path(__file__))
+
+    def value_and_grad(
+        self,
+        logits: Tensor,
+        targets: Tensor | None,
+        *,
+        average: Average | None,
+        kl_weight: float,
+        label_smoothing: float,
+        need_grad: bool,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        nll, kl = torch.empty(len(logits)), torch.empty(len(logits))
+        grad = torch.empty(logits.shape, dtype=logits.dtype) if need_grad else None
+        _call(logits, targets, average, kl_weight, label_smoothing, nll, kl, None, grad)
+        return nll, kl, grad
+
+    def mean_and_grad(
+        self,
+        logits: Tensor,
+        targets: Tensor | None,
+        *,
+        average: Average | None,
+        kl_weight: float,
+        label_smoothing: float,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        nll, kl, mean = torch.empty(len(logits)), torch.empty(len(logits)), torch.empty(())
+        grad = torch.empty(logits.shape, dtype=logits.dtype)
+        _call(logits, targets, average, kl_weight, label_smoothing, nll, kl, mean, grad)
+        return mean, nll, kl, grad
+
+
+def _call(
+    logits: Tensor,
+    targets: Tensor | None,
+    average: Average | None,
+    kl_weight: float,
+    label_smoothing: float,
+    nll: Tensor,
+    kl: Tensor,
+    mean: Tensor | None,
+    grad: Tensor | None,
+) -> None:
+    images, views, classes = logits.shape
+    image_stride, view_stride, stride = logits.stride()
+    if stride != 1:
+        logits = logits.contiguous()
+        image_stride, view_stride, _ = logits.stride()
+    if targets is not None:
+        targets = targets.contiguous()
+    threads = min(torch.get_num_threads(), images, 1 + images * views * classes // _PER_THREAD)
+    wrong = _library()(
+        _pack(
+            *(_DTYPES[logits.dtype], _AVERAGES[average]),
+            *(logits.data_ptr(), image_stride, view_stride),
+            0 if targets is None else targets.data_ptr(),
+            *(images, views, classes, kl_weight, label_smoothing),
+            *(nll.data_ptr(), kl.data_ptr()),
+            0 if mean is None else mean.data_ptr(),
+            0 if grad is None else grad.data_ptr(),
+            *(threads, _openmp()),
+        )
+    )
+    if wrong >= 0:
+        assert targets is not None
+        raise wrong_target(wrong, int(targets[wrong]), classes)
+
+
+_SOURCES = ("values.h", "block.h", "objective.h", "objective.cpp")
+
+
+@cache
+def _library_or_reason() -> ctypes._NamedFuncPointer | str:
+    try:
+        return _load()
+    except KernelUnavailable as error:
+        return str(error)
+
+
+def _library() -> ctypes._NamedFuncPointer:
+    found = _library_or_reason()
+    if isinstance(found, str):
+        raise KernelUnavailable(f"kernel 'native' cannot run here: {found}")
+    return found
+
+
+def _load() -> ctypes._NamedFuncPointer:
+    compiler = cpp_compiler()
+    if compiler is None:
+        raise KernelUnavailable("needs a C++ compiler: install g++ or clang++, or set CXX")
+    source = source_folder() / "objective.cpp"
+
+    def compile_it(file: Path) -> None:
+        log.info("compiling the native loss kernel with %s, once", Path(compiler).name)
+        _run(compiler, *_FLAGS, str(source), "-o", str(file))
+
+    # Another compiler or another CPU (a home folder is often shared) makes another library.
+    sources = [source_folder() / name for name in _SOURCES]
+    name = digest(sources, *_FLAGS, _run(compiler, "--version"), _cpu())
+    return _open(built(f"objective-{name}.so", compile_it))
+
+
+def _open(file: Path) -> ctypes._NamedFuncPointer:
+    try:
+        function = ctypes.CDLL(str(file)).fastaug_objective
+    except OSError as error:
+        raise KernelUnavailable(f"{file} cannot be loaded ({error}); delete it") from error
+    function.restype = ctypes.c_longlong
+    function.argtypes = [ctypes.c_char_p]
+    return function
+
+
+def _run(*command: str) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise KernelUnavailable(f"{command[0]} does not run: {error}") from error
+    if done.returncode != 0:
+        lines = done.stderr.splitlines() or [f"exit code {done.returncode}"]
+        first = next((line for line in lines if "error" in line), lines[0])
+        raise KernelUnavailable(f"{command[0]} cannot compile it (g++ 12 or clang 15 can): {first}")
+    return done.stdout
+
+
+def _cpu() -> str:
+    """What -march=native looks at."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line for line in lines if line.startswith(("flags", "Features"))), "")
+
+
+@cache
+def _openmp() -> int:
+    """How torch starts its own threads: threads of ours would compete with them for the cores.
+
+    The entry that compilers call for `#pragma omp parallel`; libgomp has it, and so do Intel's and
+    LLVM's libraries. Where torch has none of them (0), the kernel starts threads.
+    """
+    try:
+        return ctypes.cast(ctypes.CDLL(None).GOMP_parallel, ctypes.c_void_p).value or 0
+    except (AttributeError, OSError, TypeError):
+        return 0

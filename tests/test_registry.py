@@ -1,0 +1,333 @@
+"""Which kernel a name means, and which kernels are let in."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import fastaug
+from fastaug.errors import KernelUnavailable
+from fastaug.kernels import admission, registry
+from fastaug.kernels.reference import ReferenceKernel
+
+Change = Callable[[Tensor, Tensor, Any], tuple]
+
+
+class Changed(ReferenceKernel):
+    """The reference, with something changed in what it returns."""
+
+    name = "changed"
+
+    def __init__(self, change: Change) -> None:
+        self.change = change
+
+    def value_and_grad(self, *args, **kwargs):
+        return self.change(*super().value_and_grad(*args, **kwargs))
+
+
+class Plain(ReferenceKernel):
+    name = "plain"
+
+
+def scaled(values: float = 1, gradient: float = 1) -> Change:
+    return lambda nll, kl, grad: (
+        nll * values,
+        kl * values,
+        None if grad is None else grad * gradient,
+    )
+
+
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_KERNELS", dict(registry._KERNELS))
+    monkeypatch.setattr(registry, "_found", {})
+
+
+class TestNames:
+    def test_a_registered_kernel_is_used_by_name(self) -> None:
+        calls = []
+        fastaug.register_kernel("mine", Changed(lambda *found: calls.append(1) or found))
+        assert fastaug.available_kernels()["mine"] is None
+        z, y = torch.randn(2, 3, 4, requires_grad=True), torch.tensor([0, 1])
+        loss = fastaug.objective(z, y, kernel="mine").loss
+        before = len(calls)
+        fastaug.objective(z, y, kernel="mine")
+        assert len(calls) == before + 1
+        torch.testing.assert_close(loss, fastaug.objective(z, y, kernel="reference").loss)
+
+    def test_by_module_and_attribute(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / "someones_kernel.py").write_text(
+            "from fastaug.kernels.reference import ReferenceKernel\nkernel = ReferenceKernel()\n"
+        )
+        monkeypatch.syspath_prepend(tmp_path)
+        z = torch.randn(2, 3, 4)
+        kl = fastaug.pairwise_kl(z, kernel="someones_kernel:kernel")
+        torch.testing.assert_close(kl, fastaug.pairwise_kl(z, kernel="reference"))
+
+    def test_other_distributions_offer_kernels(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "their_kernel.py").write_text(
+            "from fastaug.kernels.reference import ReferenceKernel\n"
+            "class Theirs(ReferenceKernel):\n    name = 'theirs'\nkernel = Theirs()\n"
+        )
+        about = tmp_path / "theirs-1.0.dist-info"
+        about.mkdir()
+        (about / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
+        (about / "entry_points.txt").write_text(
+            "[fastaug.kernels]\ntheirs = their_kernel:kernel\nbroken = no_such_module:kernel\n"
+        )
+        monkeypatch.syspath_prepend(tmp_path)
+        found = fastaug.available_kernels()
+        assert found["theirs"] is None
+        assert "No module named 'no_such_module'" in str(found["broken"])
+        z = torch.randn(2, 3, 4)
+        torch.testing.assert_close(
+            fastaug.pairwise_kl(z, kernel="theirs"), fastaug.pairwise_kl(z, kernel="reference")
+        )
+        with pytest.raises(KernelUnavailable, match="'broken' cannot be loaded"):
+            fastaug.pairwise_kl(z, kernel="broken")
+
+    @pytest.mark.parametrize(
+        ("name", "message"),
+        [
+            ("referense", "no kernel 'referense': did you mean reference"),
+            ("no.such.module:kernel", "cannot be loaded: ModuleNotFoundError: No module named"),
+            ("math:kernel", "cannot be loaded: AttributeError: module 'math' has no attribute"),
+            ("math:pi", "has no name and no supports and no value_and_grad"),
+            ("fastaug.kernels.reference:ReferenceKernel", "is a class; name an instance"),
+        ],
+    )
+    def test_an_unknown_kernel_says_why(self, name: str, message: str) -> None:
+        with pytest.raises(KernelUnavailable, match=message):
+            fastaug.pairwise_kl(torch.zeros(1, 2, 3), kernel=name)
+
+    def test_a_kernel_asked_for_by_name_never_falls_back(self) -> None:
+        class Elsewhere(ReferenceKernel):
+            name = "elsewhere"
+
+            def supports(self, logits: Tensor) -> str:
+                return "needs a CUDA device"
+
+        fastaug.register_kernel("elsewhere", Elsewhere())
+        assert fastaug.available_kernels()["elsewhere"] == "needs a CUDA device"
+        with pytest.raises(KernelUnavailable, match="'elsewhere' cannot run here: needs a CUDA"):
+            fastaug.pairwise_kl(torch.zeros(1, 2, 3), kernel="elsewhere")
+        assert fastaug.pairwise_kl(torch.zeros(1, 2, 3)).tolist() == [0.0]
+
+    @pytest.mark.parametrize("name", ["auto", "a:b"])
+    def test_reserved_names(self, name: str) -> None:
+        with pytest.raises(KernelUnavailable, match="'auto' and ':' are taken"):
+            fastaug.register_kernel(name, registry.load_kernel("reference"))
+
+
+class TestAuto:
+    def choose(
+        self, monkeypatch: pytest.MonkeyPatch, *kernels: ReferenceKernel, calls: int = 3
+    ) -> Tensor:
+        monkeypatch.setattr(registry, "_OWN", (*kernels, registry._REFERENCE))
+        z = torch.ones(1, 2, 3)
+        return [fastaug.pairwise_kl(z) for _ in range(calls)][-1]
+
+    def test_the_first_that_is_admitted_is_taken_and_said_once(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with caplog.at_level(logging.INFO, "fastaug"):
+            self.choose(monkeypatch, Changed(scaled()))
+        assert caplog.messages == ["loss kernel: changed"]
+
+    def test_one_that_is_refused_is_passed_over_out_loud(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with caplog.at_level(logging.INFO, "fastaug"):
+            assert self.choose(monkeypatch, Changed(scaled(values=1.01))).item() == 0
+        refused, chosen = caplog.messages
+        assert "'changed' on cpu: refused" in refused
+        assert "x the tolerance" in refused
+        assert chosen == "loss kernel: reference"
+
+    def test_float64_is_the_references(self) -> None:
+        z = torch.zeros(1, 2, 3, dtype=torch.float64)
+        assert registry.find_kernel("auto", z) is registry._REFERENCE
+
+    def test_no_kernel_at_all(self) -> None:
+        with pytest.raises(KernelUnavailable, match=r"no loss kernel takes torch\.int64 logits"):
+            fastaug.pairwise_kl(torch.zeros(1, 2, 3, dtype=torch.int64))
+
+
+class TestAdmission:
+    def test_the_reference_in_fp32_is_far_within_the_tolerance(self) -> None:
+        report = fastaug.check_kernel("reference")
+        assert report.admitted
+        assert report.cases == 85
+        assert float(report.worst.split("off by ")[1].split()[0]) < 0.3
+
+    @pytest.mark.parametrize(
+        ("change", "said"),
+        [
+            (scaled(values=1.0005), "(nll|kl) off by"),
+            (scaled(gradient=1.03), "the gradient off by"),
+            (lambda nll, kl, grad: (nll, kl + 1e-7, grad), "kl off by"),
+            (
+                lambda nll, kl, grad: (nll, kl, grad if grad is None else grad * torch.nan),
+                "off by nan x",
+            ),
+            (lambda nll, kl, grad: (nll, kl, None), "the gradient is missing"),
+            (lambda nll, kl, grad: (nll.double(), kl, grad), "nll must be torch.float32"),
+            (lambda nll, kl, grad: (nll, kl[:1], grad), r"kl must be .* of shape \[3\]"),
+            (lambda nll, kl, grad: (nll, kl), "ValueError"),
+            (lambda nll, kl, grad: 1 / 0, "ZeroDivisionError"),
+        ],
+    )
+    def test_what_is_wrong_is_refused_with_the_case(self, change: Change, said: str) -> None:
+        kernel = Changed(change)
+        report = fastaug.check_kernel(kernel)
+        assert not report.admitted
+        with pytest.raises(KernelUnavailable, match=f"'changed' on cpu: refused.*{said}"):
+            fastaug.pairwise_kl(torch.zeros(1, 2, 3), kernel=kernel)
+
+    def test_the_short_form_of_the_kl_is_refused(self) -> None:
+        """sum p (z - mean z) is right on paper, and loses its digits where views nearly agree."""
+
+        class Short(ReferenceKernel):
+            name = "short"
+
+            def value_and_grad(self, logits: Tensor, targets: Tensor | None, **settings: Any):
+                nll, kl, grad = super().value_and_grad(logits, targets, **settings)
+                z = logits.float()
+                if z.shape[1] > 1:
+                    kl = (z.softmax(-1) * (z - z.mean(1, keepdim=True))).sum((1, 2))
+                    kl /= z.shape[1] - 1
+                return nll, kl, grad
+
+        assert "kl off by" in fastaug.check_kernel(Short()).worst
+
+    def test_one_that_changes_the_logits_is_refused(self) -> None:
+        class Vandal(ReferenceKernel):
+            name = "vandal"
+
+            def value_and_grad(self, logits: Tensor, targets: Tensor | None, **settings: Any):
+                found = super().value_and_grad(logits, targets, **settings)
+                logits += 1
+                return found
+
+        assert "the logits were changed" in fastaug.check_kernel(Vandal()).worst
+
+    def test_one_that_only_works_in_training_is_refused(self) -> None:
+        class Trainee(ReferenceKernel):
+            name = "trainee"
+
+            def value_and_grad(self, logits: Tensor, targets: Tensor | None, **settings: Any):
+                logits.detach().requires_grad_()
+                return super().value_and_grad(logits, targets, **settings)
+
+        assert "inference tensor" in fastaug.check_kernel(Trainee()).worst
+
+    def test_a_wrong_mean_is_refused(self) -> None:
+        class Meaner(ReferenceKernel):
+            name = "meaner"
+
+            def mean_and_grad(self, logits: Tensor, targets: Tensor | None, **settings: Any):
+                nll, kl, grad = self.value_and_grad(logits, targets, need_grad=True, **settings)
+                return (nll + settings["kl_weight"] * kl).mean(), nll, kl, grad  # not divided by B
+
+        assert "its gradient off by" in fastaug.check_kernel(Meaner()).worst
+
+    def test_only_what_a_kernel_supports_is_asked_of_it(self) -> None:
+        class Half(ReferenceKernel):
+            name = "half"
+
+            def supports(self, logits: Tensor) -> str | None:
+                return None if logits.dtype == torch.float16 else "fp16 alone"
+
+            def value_and_grad(self, logits: Tensor, targets: Tensor | None, **settings: Any):
+                assert logits.dtype == torch.float16
+                return super().value_and_grad(logits, targets, **settings)
+
+        report = fastaug.check_kernel(Half())
+        assert report.admitted
+        assert report.cases == 28
+
+    def test_a_kernel_that_supports_nothing_is_not_admitted(self) -> None:
+        report = fastaug.check_kernel(
+            "triton" if not torch.cuda.is_available() else "native", "cpu"
+        )
+        assert report.admitted == (report.cases > 0)
+
+
+class TestRemembered:
+    @pytest.fixture
+    def checks(self, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+        """The names of kernels that were compared."""
+        compared: list[str] = []
+        compare = admission.compare
+
+        def counting(kernel: Any, device: torch.device) -> Any:
+            compared.append(kernel.name)
+            return compare(kernel, device)
+
+        monkeypatch.setattr(admission, "compare", counting)
+        return compared
+
+    def use(self, kernel: ReferenceKernel) -> None:
+        registry._found.clear()
+        fastaug.pairwise_kl(torch.zeros(1, 2, 3), kernel=kernel)
+
+    def test_a_kernel_is_compared_once(self, checks: list[str]) -> None:
+        self.use(Plain())
+        self.use(Plain())
+        assert checks == ["plain"]
+
+    def test_one_with_settings_of_its_own_is_compared_each_time(self, checks: list[str]) -> None:
+        self.use(Changed(scaled()))
+        with pytest.raises(KernelUnavailable):
+            self.use(Changed(scaled(values=2)))
+        assert checks == ["changed"] * 2
+
+    def test_another_source_is_compared_again(self, checks: list[str], tmp_path: Path) -> None:
+        class Compiled(ReferenceKernel):
+            name = "compiled"
+
+            def sources(self) -> list[Path]:
+                return [tmp_path / "kernel.cu"]
+
+        for content in ("one", "one", "two"):
+            (tmp_path / "kernel.cu").write_text(content)
+            self.use(Compiled())
+        assert checks == ["compiled"] * 2
+
+    def test_one_that_is_refused_is_compared_again(self, checks: list[str]) -> None:
+        class Wrong(ReferenceKernel):
+            name = "wrong"
+
+            def value_and_grad(self, *args, **kwargs):
+                nll, kl, grad = super().value_and_grad(*args, **kwargs)
+                return nll, 2 * kl, grad
+
+        for _ in range(2):
+            with pytest.raises(KernelUnavailable):
+                self.use(Wrong())
+        assert checks == ["wrong"] * 2
+
+    def test_a_damaged_note_is_made_anew(self, checks: list[str], own_cache: Path) -> None:
+        self.use(Plain())
+        (note,) = (own_cache / "kernels").glob("admitted-*.json")
+        assert json.loads(note.read_text())["admitted"]
+        note.write_text(note.read_text()[:10])
+        self.use(Plain())
+        assert checks == ["plain"] * 2
+
+    def test_a_kernel_without_a_source_is_compared_in_each_process(self, checks: list[str]) -> None:
+        space: dict[str, Any] = {"ReferenceKernel": ReferenceKernel}
+        exec("class Typed(ReferenceKernel):\n    name = 'typed'\n", space)
+        space["Typed"].__module__ = "no_such_module"
+        self.use(space["Typed"]())
+        self.use(space["Typed"]())
+        assert checks == ["typed"] * 2

@@ -1,0 +1,186 @@
+"""The objectives in a training loop: autocast, torch.compile, DDP, accumulation, odd uses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+from literal import AVERAGES, literal_kl, literal_nll
+from torch import Tensor, nn
+
+import fastaug
+from fastaug.kernels.reference import ReferenceKernel
+
+KERNELS = ("reference", "native")
+
+
+def literal_loss(z: Tensor, y: Tensor) -> Tensor:
+    return (literal_nll(z, y, "losses", 0.0) + literal_kl(z)).mean()
+
+
+def batch(images: int = 3, views: int = 4, classes: int = 7) -> tuple[Tensor, Tensor]:
+    torch.manual_seed(0)
+    return torch.randn(images * views, 10), torch.randint(classes, (images,))
+
+
+@pytest.fixture
+def linear() -> nn.Linear:
+    torch.manual_seed(1)
+    return nn.Linear(10, 7)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+class TestAutograd:
+    def test_both_functions_on_the_same_logits(self, kernel: str) -> None:
+        torch.manual_seed(0)
+        z = torch.randn(3, 4, 7, requires_grad=True)
+        y = torch.tensor([0, 6, 3])
+        total = fastaug.objective(z, y, kernel=kernel).loss
+        (total + 2 * fastaug.pairwise_kl(z, kernel=kernel).sum()).backward()
+        exact = z.detach().double().requires_grad_()
+        (literal_loss(exact, y) + 2 * literal_kl(exact).sum()).backward()
+        torch.testing.assert_close(z.grad, exact.grad.float(), rtol=1e-5, atol=1e-7)
+
+    def test_the_same_graph_twice(self, kernel: str) -> None:
+        z = torch.randn(3, 4, 7, requires_grad=True)
+        loss = fastaug.objective(z, torch.tensor([0, 6, 3]), kernel=kernel).loss
+        first = torch.autograd.grad(loss, z, retain_graph=True)
+        second = torch.autograd.grad(3 * loss, z)
+        torch.testing.assert_close(second[0], 3 * first[0])
+
+    def test_a_second_derivative_is_refused(self, kernel: str) -> None:
+        z = torch.randn(3, 4, 7, requires_grad=True)
+        loss = fastaug.objective(z, torch.tensor([0, 6, 3]), kernel=kernel).loss
+        (grad,) = torch.autograd.grad(loss, z, create_graph=True, retain_graph=True)
+        assert not grad.requires_grad
+        (grad,) = torch.autograd.grad(loss**2, z, create_graph=True)
+        with pytest.raises(RuntimeError, match="once_differentiable"):
+            grad.sum().backward()
+
+    def test_accumulated_gradients(self, kernel: str, linear: nn.Linear) -> None:
+        x, y = batch(images=4)
+
+        def backward(x: Tensor, y: Tensor, share: float) -> None:
+            logits = linear(x).unflatten(0, (-1, 4))
+            (fastaug.objective(logits, y, kernel=kernel).loss * share).backward()
+
+        backward(x, y, 1.0)
+        whole = linear.weight.grad.clone()
+        linear.zero_grad()
+        for part in (slice(0, 1), slice(1, 4)):
+            backward(x[part.start * 4 : part.stop * 4], y[part], (part.stop - part.start) / 4)
+        torch.testing.assert_close(linear.weight.grad, whole)
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+    def test_autocast(self, kernel: str, linear: nn.Linear, dtype: torch.dtype) -> None:
+        x, y = batch()
+        with torch.autocast("cpu", dtype=dtype):
+            logits = linear(x).unflatten(0, (-1, 4))
+            assert logits.dtype == dtype
+            loss = fastaug.objective(logits, y, kernel=kernel).loss
+        assert loss.dtype == torch.float32
+        torch.testing.assert_close(
+            loss.double(), literal_loss(logits.double(), y), rtol=1e-5, atol=0
+        )
+        loss.backward()
+        logits_of_weights = (x @ linear.weight.T + linear.bias).unflatten(0, (-1, 4))
+        (grad,) = torch.autograd.grad(literal_loss(logits_of_weights.double(), y), linear.weight)
+        torch.testing.assert_close(linear.weight.grad, grad.float(), rtol=0.1, atol=0.02)
+
+    def test_logits_that_are_no_block_of_memory(self, kernel: str) -> None:
+        torch.manual_seed(0)
+        base = torch.randn(7, 4, 6, requires_grad=True)
+        z, y = base.permute(2, 1, 0)[::2], torch.tensor([0, 6, 3])
+        fastaug.objective(z, y, kernel=kernel).loss.backward()
+        exact = base.detach().double().requires_grad_()
+        literal_loss(exact.permute(2, 1, 0)[::2], y).backward()
+        torch.testing.assert_close(base.grad, exact.grad.float(), rtol=1e-5, atol=1e-7)
+
+    def test_no_images(self, kernel: str) -> None:
+        z = torch.randn(0, 4, 7, requires_grad=True)
+        assert fastaug.pairwise_kl(z, kernel=kernel).shape == (0,)
+        terms = fastaug.objective(z, torch.empty(0, dtype=torch.int64), kernel=kernel)
+        assert terms.loss.isnan()  # as torch has it: the mean of nothing
+        terms.loss.backward()
+        assert z.grad.shape == z.shape
+
+
+class Mine(ReferenceKernel):
+    name = "mine"
+
+
+class TestCompile:
+    @pytest.mark.parametrize("kernel", [*KERNELS, "auto", Mine()], ids=lambda k: getattr(k, "name", k))
+    @pytest.mark.parametrize("average", AVERAGES)
+    def test_there_is_no_graph_break(
+        self, kernel: str | Mine, average: str, linear: nn.Linear
+    ) -> None:
+        def step(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            logits = linear(x).unflatten(0, (-1, 4))
+            terms = fastaug.objective(logits, y, average=average, kernel=kernel)
+            return terms.loss + fastaug.pairwise_kl(logits, kernel=kernel).sum(), *terms[1:]
+
+        torch.compiler.reset()
+        compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+        for images in (3, 5, 2):
+            x, y = batch(images)
+            grads = []
+            for run in (step, compiled):
+                linear.zero_grad()
+                found = run(x, y)
+                found[0].backward()
+                grads.append((*found, linear.weight.grad.clone()))
+            torch.testing.assert_close(grads[1], grads[0])
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(x, y), step(x, y))
+
+    def test_with_the_compiler_that_people_use(self, linear: nn.Linear) -> None:
+        x, y = batch()
+
+        def step(x: Tensor) -> Tensor:
+            return fastaug.objective(linear(x).unflatten(0, (-1, 4)), y).loss
+
+        torch.compiler.reset()
+        loss = torch.compile(step, fullgraph=True)(x)
+        loss.backward()
+        grad = linear.weight.grad.clone()
+        linear.zero_grad()
+        step(x).backward()
+        torch.testing.assert_close(loss, step(x))
+        torch.testing.assert_close(grad, linear.weight.grad)
+
+    def test_the_operator_keeps_torchs_rules(self) -> None:
+        z, y = torch.randn(3, 4, 7), torch.tensor([0, 6, 3])
+        for need_grad in (True, False):
+            arguments = (z, y, "reference", "losses", 1.0, 0.1, need_grad)
+            torch.library.opcheck(torch.ops.fastaug.value_and_grad.default, arguments)
+
+
+def _ddp_rank(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2
+    )
+    torch.manual_seed(1)
+    model = nn.parallel.DistributedDataParallel(nn.Linear(10, 7))
+    x, y = batch(images=4)
+    mine = slice(rank * 2, rank * 2 + 2)
+    logits = model(x[mine.start * 4 : mine.stop * 4]).unflatten(0, (-1, 4))
+    fastaug.objective(logits, y[mine]).loss.backward()
+    torch.save(model.module.weight.grad, f"{folder}/grad-{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+def test_two_ranks_of_ddp_have_the_gradient_of_the_whole_batch(
+    tmp_path: Path, linear: nn.Linear
+) -> None:
+    mp.spawn(_ddp_rank, (str(tmp_path),), nprocs=2)
+    x, y = batch(images=4)
+    exact = literal_loss(linear(x).unflatten(0, (-1, 4)).double(), y)
+    (grad,) = torch.autograd.grad(exact, linear.weight)
+    for rank in range(2):
+        torch.testing.assert_close(
+            torch.load(tmp_path / f"grad-{rank}.pt"), grad, rtol=1e-5, atol=1e-7
+        )
