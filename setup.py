@@ -16,9 +16,14 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.10",
-    packages=["fastaug", "fastaug.data", "fastaug.kernels", "fastaug.models", "fastaug.pipelines"],
-    package_dir={"fastaug.pipelines": "pipelines"},
-    package_data={"fastaug": ["py.typed"]},
+    packages=[
+        *("fastaug", "fastaug.data", "fastaug.kernels", "fastaug.models"),
+        # Folders beside fastaug/ in the tree. cuda/ holds sources alone, and no __init__.py: with one
+        # it would hide NVIDIA's package of that name from whoever starts Python here.
+        *("fastaug.pipelines", "fastaug.cuda"),
+    ],
+    package_dir={"fastaug.pipelines": "pipelines", "fastaug.cuda": "cuda"},
+    package_data={"fastaug": ["py.typed"], "fastaug.cuda": ["*.h", "*.cpp", "*.cu"]},
     install_requires=[
         "numpy>=2",
         # 2.4: earlier ones have no fn.filter and fn.equalize. NVIDIA builds it for Linux alone. Its
@@ -36,6 +41,7 @@ setup(
         "dev": [
             "build",
             "hypothesis",
+            "matplotlib",  # the plots of benchmarks/
             "mypy",
             "pre-commit",
             "pytest",

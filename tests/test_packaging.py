@@ -37,7 +37,9 @@ def test_the_wheel_has_every_module_and_nothing_else(wheel: Path) -> None:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
     modules = {str(p.relative_to(ROOT)) for p in (ROOT / "fastaug").rglob("*.py")}
     modules |= {f"fastaug/{p.relative_to(ROOT)}" for p in (ROOT / "pipelines").rglob("*.py")}
-    assert names == modules | {"fastaug/py.typed"}
+    sources = {f"fastaug/cuda/{p.name}" for p in (ROOT / "cuda").iterdir()}
+    assert "fastaug/cuda/objective.cpp" in sources
+    assert names == modules | sources | {"fastaug/py.typed"}
 
 
 def test_the_wheel_names_its_script_and_requirements(wheel: Path) -> None:
@@ -58,6 +60,8 @@ def test_it_runs_from_a_wheel_outside_the_tree(wheel: Path, tmp_path: Path) -> N
         "import fastaug, sys, torch\n"
         "assert fastaug.__file__.startswith(sys.argv[1]), fastaug.__file__\n"
         "assert not {'timm', 'PIL', 'nvidia.dali'} & set(sys.modules)\n"
+        "from fastaug.kernels.build import source_folder\n"
+        "assert str(source_folder()).startswith(sys.argv[1])\n"
         "print(fastaug.pairwise_kl(torch.zeros(2, 3, 4)).tolist())\n"
         "fastaug.build_model('wrn-10-1', 3), fastaug.build_loader\n"
         "import fastaug.pipelines.loader\n"

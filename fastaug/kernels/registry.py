@@ -116,6 +116,8 @@ def load_kernel(name: str) -> Kernel:
     """A kernel by its name, ours, registered or offered, or by package.module:attribute."""
     if name in _KERNELS:
         return _KERNELS[name]
+    if name == "auto":
+        raise KernelUnavailable(f"'auto' chooses among kernels; name one of {', '.join(_KERNELS)}")
     offered = _offered()
     module_name, colon, attribute = offered.get(name, name).partition(":")
     if not colon:
