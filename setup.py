@@ -18,8 +18,8 @@ setup(
     python_requires=">=3.10",
     packages=[
         *("fastaug", "fastaug.data", "fastaug.kernels", "fastaug.models"),
-        # Folders beside fastaug/ in the tree. cuda/ holds sources alone, and no __init__.py: with one
-        # it would hide NVIDIA's package of that name from whoever starts Python here.
+        # Folders beside fastaug/ in the tree. cuda/ holds sources alone, and no __init__.py: with
+        # one it would hide NVIDIA's package of that name from whoever starts Python here.
         *("fastaug.pipelines", "fastaug.cuda"),
     ],
     package_dir={"fastaug.pipelines": "pipelines", "fastaug.cuda": "cuda"},

@@ -15,6 +15,7 @@ COMMANDS = {
     "evaluate": "measure a checkpoint",
     "preview": "draw the views that the network will see",
     "scan": "find images that cannot be used",
+    "doctor": "say what works on this machine, and what to do about the rest",
 }
 
 

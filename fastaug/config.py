@@ -296,6 +296,20 @@ class ScanConfig:
 
 
 @dataclass(frozen=True)
+class DoctorConfig:
+    """Say what works on this machine, and what to do about the rest."""
+
+    device: str = "all"
+    """Where kernels and pipelines are tried: all, cpu, cuda, or cuda:N."""
+    quick: bool = False
+    """Leave out how fast the kernels are."""
+    json: str = ""
+    """Write what was found to this JSON file too."""
+    debug: bool = False
+    """Show the traceback of an error."""
+
+
+@dataclass(frozen=True)
 class PreviewConfig(TrainConfig):
     """Draw what the network will see: some images, each with its K views. Takes train's flags."""
 

@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -95,11 +96,12 @@ class RunConsole:
 
 
 def show_table(title: str, rows: list[tuple[str, str]], console: Console | None = None) -> None:
-    table = Table(title=title, show_header=False, title_justify="left")
+    # Names of files and what libraries say may hold brackets, which would be markup.
+    table = Table(title=escape(title), show_header=False, title_justify="left")
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in rows:
-        table.add_row(name, value)
+        table.add_row(escape(name), escape(value))
     (console or Console(highlight=False)).print(table)
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 import fastaug
-from fastaug import __main__, cli, evaluate, preview, scan, train
-from fastaug.config import EvaluateConfig, PreviewConfig, ScanConfig, TrainConfig
+from fastaug import __main__, cli, doctor, evaluate, preview, scan, train
+from fastaug.config import DoctorConfig, EvaluateConfig, PreviewConfig, ScanConfig, TrainConfig
 from fastaug.errors import CheckpointError
 from fastaug.recipes import RECIPES
 
@@ -112,6 +112,7 @@ def test_ctrl_c_before_the_training(capsys: pytest.CaptureFixture) -> None:
         (evaluate.main, EvaluateConfig),
         (scan.main, ScanConfig),
         (preview.main, PreviewConfig),
+        (doctor.main, DoctorConfig),
     ],
 )
 def test_help_explains_every_flag(

@@ -127,6 +127,18 @@ class TestNames:
         with pytest.raises(KernelUnavailable, match="'auto' and ':' are taken"):
             fastaug.register_kernel(name, registry.load_kernel("reference"))
 
+    def test_one_whose_supports_raises_does_not_hide_the_others(self) -> None:
+        class Broken(ReferenceKernel):
+            name = "broken"
+
+            def supports(self, logits: Tensor) -> str | None:
+                raise ZeroDivisionError("no")
+
+        fastaug.register_kernel("broken", Broken())
+        found = fastaug.available_kernels()
+        assert found["broken"] == "ZeroDivisionError: no"
+        assert found["reference"] is None
+
 
 class TestAuto:
     def choose(
@@ -315,6 +327,16 @@ class TestRemembered:
             with pytest.raises(KernelUnavailable):
                 self.use(Wrong())
         assert checks == ["wrong"] * 2
+
+    def test_a_check_that_fails_later_takes_the_admission_back(
+        self, checks: list[str], own_cache: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.use(Plain())
+        monkeypatch.setattr(Plain, "value_and_grad", lambda *_, **__: (None, None, None))
+        assert not fastaug.check_kernel(Plain()).admitted
+        with pytest.raises(KernelUnavailable):
+            self.use(Plain())
+        assert list((own_cache / "kernels").glob("admitted-*")) == []
 
     def test_a_damaged_note_is_made_anew(self, checks: list[str], own_cache: Path) -> None:
         self.use(Plain())

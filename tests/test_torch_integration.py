@@ -112,7 +112,9 @@ class Mine(ReferenceKernel):
 
 
 class TestCompile:
-    @pytest.mark.parametrize("kernel", [*KERNELS, "auto", Mine()], ids=lambda k: getattr(k, "name", k))
+    @pytest.mark.parametrize(
+        "kernel", [*KERNELS, "auto", Mine()], ids=lambda k: getattr(k, "name", k)
+    )
     @pytest.mark.parametrize("average", AVERAGES)
     def test_there_is_no_graph_break(
         self, kernel: str | Mine, average: str, linear: nn.Linear

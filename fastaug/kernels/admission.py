@@ -74,7 +74,7 @@ def compare(kernel: Kernel, device: torch.device) -> KernelReport:
         try:
             error, what = _error(kernel, case)
         except Exception as raised:  # whatever a kernel of someone else raises is its failure
-            said = f"{case.name}: {type(raised).__name__}: {raised}"
+            said = f"{case.name}: {type(raised).__name__}: {str(raised).partition(chr(10))[0]}"
             return KernelReport(kernel.name, where, False, cases, said)
         if not error <= worst:  # NaN is the worst
             worst, worst_name = error, f"{what} off by {error:.2g} x the tolerance, {case.name}"
@@ -94,6 +94,13 @@ def is_admitted(kernel: Kernel, device: torch.device) -> KernelReport:
         with suppress(OSError), whole_file(file) as unfinished:
             unfinished.write_text(json.dumps(asdict(report)))
     return report
+
+
+def forget(kernel: Kernel, device: torch.device) -> None:
+    """What was admitted before is not any more."""
+    if file := _remembered(kernel, device):
+        with suppress(OSError):
+            file.unlink(missing_ok=True)
 
 
 def _remembered(kernel: Kernel, device: torch.device) -> Path | None:

@@ -57,7 +57,7 @@ class NativeKernel:
         need_grad: bool,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         nll, kl = torch.empty(len(logits)), torch.empty(len(logits))
-        grad = torch.empty(logits.shape, dtype=logits.dtype) if need_grad else None
+        grad = _room_for_gradient(logits) if need_grad else None
         _call(logits, targets, average, kl_weight, label_smoothing, nll, kl, None, grad)
         return nll, kl, grad
 
@@ -71,9 +71,16 @@ class NativeKernel:
         label_smoothing: float,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         nll, kl, mean = torch.empty(len(logits)), torch.empty(len(logits)), torch.empty(())
-        grad = torch.empty(logits.shape, dtype=logits.dtype)
+        grad = _room_for_gradient(logits)
         _call(logits, targets, average, kl_weight, label_smoothing, nll, kl, mean, grad)
         return mean, nll, kl, grad
+
+
+def _room_for_gradient(logits: Tensor) -> Tensor:
+    """[B, K, C] without gaps. empty_like is quicker, and keeps the order of strides."""
+    if logits.is_contiguous():
+        return torch.empty_like(logits)
+    return torch.empty(logits.shape, dtype=logits.dtype)
 
 
 def _call(

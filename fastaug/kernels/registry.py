@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from fastaug.errors import KernelUnavailable, suggest
-from fastaug.kernels.admission import KernelReport, compare, is_admitted
+from fastaug.kernels.admission import KernelReport, compare, forget, is_admitted
 from fastaug.kernels.contract import Kernel
+from fastaug.kernels.cuda import CudaKernel
 from fastaug.kernels.native import NativeKernel
 from fastaug.kernels.reference import ReferenceKernel
 from fastaug.kernels.triton import TritonKernel
@@ -23,7 +24,7 @@ ENTRY_POINTS = "fastaug.kernels"
 
 _REFERENCE = ReferenceKernel()
 # Fastest first: "auto" takes the first of these that can run and is admitted.
-_OWN: tuple[Kernel, ...] = (TritonKernel(), NativeKernel(), _REFERENCE)
+_OWN: tuple[Kernel, ...] = (CudaKernel(), TritonKernel(), NativeKernel(), _REFERENCE)
 _KERNELS: dict[str, Kernel] = {kernel.name: kernel for kernel in _OWN}
 _found: dict[object, Kernel] = {}
 
@@ -51,11 +52,18 @@ def _why_not(name: str, logits: Tensor) -> str | None:
         return load_kernel(name).supports(logits)
     except KernelUnavailable as error:
         return str(error)
+    except Exception as error:  # of a kernel of someone else, which must not hide the others
+        return f"{type(error).__name__}: {error}"
 
 
 def check_kernel(kernel: str | Kernel, device: str | torch.device = "cpu") -> KernelReport:
     """The admission check, anew: a kernel of your own against the float64 reference."""
-    return compare(load_kernel(kernel) if isinstance(kernel, str) else kernel, torch.device(device))
+    kernel = load_kernel(kernel) if isinstance(kernel, str) else kernel
+    report = compare(kernel, torch.device(device))
+    if not report.admitted:
+        forget(kernel, torch.device(device))
+        _found.clear()
+    return report
 
 
 def find_kernel(name: str | Kernel, logits: Tensor) -> Kernel:

@@ -69,14 +69,15 @@ class TritonKernel:
             return nll, kl, grad
 
         tile = Tile.of(views, classes, self.tile)
-        # How many neighbours a thread may load at once. No more than it takes to spread the classes
-        # over all threads: then all views of a class meet in one thread, without exchange.
         strides = (*logits.stride()[:2], views * classes, classes)
+        # How many neighbours a thread may load or store at once. No more than it takes to spread
+        # the classes over all threads: so all views of a class are in one thread, and the sums over
+        # views need no exchange.
         aligned = math.gcd(*strides, max(1, tile.classes // (32 * tile.warps)))
         with torch.cuda.device_of(logits):
             triton_program.objective_program[(images,)](
                 logits,
-                None if targets is None else targets.contiguous(),
+                None if average is None or targets is None else targets.contiguous(),
                 nll,
                 kl,
                 grad,
@@ -91,6 +92,9 @@ class TritonKernel:
                 TILE=tile.classes,
                 ALIGNED=aligned,
                 num_warps=tile.warps,
+                # Fused into a sum over threads, a product would be rounded in some of them alone,
+                # and threads that must agree on the sum would not.
+                enable_fp_fusion=False,
             )
         return nll, kl, grad
 

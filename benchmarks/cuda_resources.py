@@ -1,0 +1,124 @@
+"""What the CUDA kernels take of a GPU, from the compiler's log, as docs/cuda-resources.md.
+
+    python benchmarks/cuda_resources.py                    # prints it; compiles for a minute
+    python benchmarks/cuda_resources.py --out docs/cuda-resources.md
+
+No GPU is needed, and none is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from fastaug.kernels.cuda import RESERVED, WARP, launch_plan
+from fastaug.kernels.nvrtc import AVERAGES, DTYPES, compile_kernels, kernel_name, nvrtc_version
+
+ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
+SHARED_LIMITS = {
+    "sm_75": 65536,
+    "sm_86, 89, 120": 101376,
+    "sm_80": 166912,
+    "sm_90, 100": 232448,
+}
+"""Bytes of shared memory that a block may ask for, by the CUDA programming guide."""
+SHAPES = [(1, 1000), (2, 1000), (4, 1000), (8, 1000), (16, 1000), (16, 100), (16, 21841)]
+WARPS_BY_REGISTERS = 65536 // (64 * WARP)
+"""Of an SM, at the 64 registers a thread that __launch_bounds__ allows."""
+
+TEXT = """# What the CUDA kernels take of a GPU
+
+Made by `python benchmarks/cuda_resources.py --out docs/cuda-resources.md` with NVRTC {version}.
+These are figures of the compiler and of the plan; no GPU has measured them.
+
+Registers of a thread, by kernel and architecture. Static shared memory, a stack frame or spilled
+registers would be named beside them.
+
+{kernels}
+
+How the views of an image are worked on (`launch_plan` in `fastaug/kernels/cuda.py`): the threads of
+its block, the classes that are in shared memory at a time, how much dynamic shared memory that is,
+and how many warps then live on an SM.
+
+{plans}
+"""
+
+
+class Resources(NamedTuple):
+    """Of one kernel: registers of a thread, and bytes."""
+
+    registers: int
+    static_shared: int
+    stack: int
+    spilled: int
+
+    def __str__(self) -> str:
+        named = {"shared": self.static_shared, "stack": self.stack, "spilled": self.spilled}
+        return ", ".join([f"{self.registers}", *(f"{v} B {k}" for k, v in named.items() if v)])
+
+
+def compiled_resources(architecture: str) -> dict[str, Resources]:
+    """By kernel, as ptxas reports them."""
+    log = compile_kernels(architecture, options=["--ptxas-options=-v"]).log
+    patterns = (
+        r"Used (\d+) registers",
+        r"(\d+) bytes smem",
+        r"(\d+) bytes stack",
+        r"(\d+) bytes spill",
+    )
+    return {
+        part.partition("'")[0]: Resources(*(sum(map(int, re.findall(p, part))) for p in patterns))
+        for part in log.split("Compiling entry function '")[1:]
+    }
+
+
+def table(*rows: tuple[object, ...]) -> str:
+    head, *body = (f"| {' | '.join(map(str, row))} |" for row in rows)
+    return "\n".join([head, "|" + "---|" * len(rows[0]), *body])
+
+
+def kernel_table(resources: dict[str, dict[str, Resources]]) -> str:
+    names = [kernel_name(average, dtype) for average in AVERAGES for dtype in DTYPES]
+    return table(
+        ("kernel", *resources),
+        *((name, *(kernels[name] for kernels in resources.values())) for name in names),
+    )
+
+
+def plan_table() -> str:
+    rows = []
+    for views, classes in SHAPES:
+        for gpu, limit in SHARED_LIMITS.items():
+            plan = launch_plan(views, classes, limit)
+            assert plan is not None
+            warps = plan.threads // WARP
+            blocks = min(
+                (limit + RESERVED) // (plan.shared_bytes + RESERVED), WARPS_BY_REGISTERS // warps
+            )
+            held = "all" if plan.width == classes else plan.width
+            kilobytes = f"{plan.shared_bytes / 1024:.1f} KB"
+            rows.append((views, classes, gpu, plan.threads, held, kilobytes, blocks * warps))
+    head = ("views", "classes", "GPU", "threads", "classes at a time", "shared", "warps on an SM")
+    return table(head, *rows)
+
+
+def document(kernels: str, version: str) -> str:
+    return TEXT.format(kernels=kernels, plans=plan_table(), version=version)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--out", type=Path, help="write this file instead of printing")
+    out = parser.parse_args().out
+    resources = {name: compiled_resources(name) for name in ARCHITECTURES}
+    text = document(kernel_table(resources), nvrtc_version())
+    if out:
+        out.write_text(text)
+    else:
+        print(text, end="")
+
+
+if __name__ == "__main__":
+    main()

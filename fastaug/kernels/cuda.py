@@ -1,0 +1,163 @@
+"""The CUDA kernel: cuda/objective.cu, one block an image, compiled for the GPU at hand."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fastaug.errors import KernelUnavailable
+from fastaug.kernels import cuda_driver, nvrtc
+from fastaug.kernels.contract import Average
+from fastaug.kernels.cuda_driver import Argument, Device
+
+DTYPES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
+
+WARP = 32
+MOST_WARPS = 16
+SCHEDULERS = 4
+"""Of an SM: fewer warps leave some idle; four for each hide what the others wait for."""
+RESERVED = 1024
+"""Bytes of shared memory that the system takes of each block, on compute capability 8.0 and up."""
+
+
+class Plan(NamedTuple):
+    """How a block works: its threads, the columns that it holds at a time, its shared memory."""
+
+    threads: int
+    width: int
+    shared_bytes: int
+
+
+class CudaKernel:
+    """Logits that fit into shared memory are read once; others in chunks, and three times."""
+
+    name = "cuda"
+
+    def __init__(self) -> None:
+        self._devices: dict[int, Device | str] = {}
+
+    def supports(self, logits: Tensor) -> str | None:
+        if logits.dtype == torch.float64:
+            return "computes in fp32; use reference"
+        if logits.dtype not in DTYPES:
+            return f"logits must be fp32, fp16 or bf16, got {logits.dtype}"
+        if not logits.is_cuda:
+            return "needs a CUDA device; use native"
+        try:
+            device = self._device(logits)
+            device.load("losses", DTYPES[logits.dtype])  # shows that one can be compiled and loaded
+            _plan(device, logits)
+        except KernelUnavailable as error:
+            return str(error)
+        return None
+
+    def sources(self) -> tuple[Path, ...]:
+        """The files that decide what this kernel computes."""
+        python = (__file__, cuda_driver.__file__, nvrtc.__file__)
+        return (*nvrtc.kernel_sources(), *(Path(str(file)) for file in python))
+
+    def value_and_grad(
+        self,
+        logits: Tensor,
+        targets: Tensor | None,
+        *,
+        average: Average | None,
+        kl_weight: float,
+        label_smoothing: float,
+        need_grad: bool,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        if logits.stride(2) != 1:
+            logits = logits.contiguous()
+        if targets is not None:
+            targets = targets.to(logits.device, torch.int64, non_blocking=True).contiguous()
+        images = len(logits)
+        nll = torch.empty(images, dtype=torch.float32, device=logits.device)
+        kl = torch.empty_like(nll)
+        grad = logits.new_empty(logits.shape) if need_grad else None
+        if images:
+            device = self._device(logits)
+            plan = _plan(device, logits)
+            device.launch(
+                (average or "none", DTYPES[logits.dtype]),
+                images,
+                plan.threads,
+                plan.shared_bytes,
+                arguments(logits, targets, nll, kl, grad, plan.width, kl_weight, label_smoothing),
+            )
+        return nll, kl, grad
+
+    def _device(self, logits: Tensor) -> Device:
+        index = logits.get_device()
+        if index not in self._devices:
+            try:
+                self._devices[index] = Device(index)
+            except KernelUnavailable as error:
+                self._devices[index] = str(error)
+        device = self._devices[index]
+        if isinstance(device, str):
+            raise KernelUnavailable(device)
+        return device
+
+
+def arguments(
+    logits: Tensor,
+    targets: Tensor | None,
+    nll: Tensor,
+    kl: Tensor,
+    grad: Tensor | None,
+    width: int,
+    kl_weight: float,
+    label_smoothing: float,
+) -> tuple[Argument, ...]:
+    """What each kernel of objective.cu takes; their types are in cuda_driver.ARGUMENT_TYPES."""
+    image_stride, view_stride, _ = logits.stride()
+    _, views, classes = logits.shape
+    tensors = (logits, image_stride, view_stride, targets, nll, kl, grad)
+    return (*tensors, views, classes, width, kl_weight, label_smoothing)
+
+
+@cache
+def launch_plan(views: int, classes: int, shared_limit: int) -> Plan | None:
+    """A warp a view, and as much of an image as shared memory holds; None if it holds no column.
+
+    The whole image, if four warps of an SM have a place for theirs: then nothing is computed twice.
+    Else chunks, so small that blocks of 16 warps in all live on an SM, and two at least: one
+    computes while others load. The two later readings of logits mostly find them in the L2 cache.
+    """
+    warps = min(views, MOST_WARPS)
+    all_blocks = shared_limit + RESERVED
+
+    def widest(limit: int) -> int:
+        no_column, one_column = (shared_bytes(views, width, warps) for width in (0, 1))
+        return (limit - no_column) // (one_column - no_column)
+
+    width = classes
+    if warps * (all_blocks // (shared_bytes(views, width, warps) + RESERVED)) < SCHEDULERS:
+        blocks = max(2, 4 * SCHEDULERS // warps)
+        width = widest(all_blocks // blocks - RESERVED)
+        if width < WARP:  # so many views that a block needs all there is
+            width = widest(shared_limit)
+        width = min(classes, width // WARP * WARP or width)
+    if width < 1:
+        return None
+    return Plan(WARP * warps, width, shared_bytes(views, width, warps))
+
+
+def shared_bytes(views: int, width: int, warps: int) -> int:
+    """Of Layout in objective.h: two tiles, two numbers a column, five a view and five a warp."""
+    return 4 * (2 * views * width + 2 * width + 5 * views + 5 * warps)
+
+
+def _plan(device: Device, logits: Tensor) -> Plan:
+    _, views, classes = logits.shape
+    plan = launch_plan(views, classes, device.shared_limit)
+    if plan is None:
+        raise KernelUnavailable(
+            f"{views} views of an image do not fit into the {device.shared_limit} bytes of shared "
+            "memory of a block; use reference"
+        )
+    return plan

@@ -1,0 +1,103 @@
+"""A GPU through NVIDIA's driver: loads compiled kernels and launches them on torch's stream."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from ctypes import c_float, c_int, c_longlong, c_void_p
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastaug.errors import KernelUnavailable
+from fastaug.kernels.nvrtc import architecture_for, checked, image_for, kernel_name
+
+OLDEST = (7, 5)
+# The arguments of every kernel in objective.cu, and their C types.
+POINTER, STRIDE = c_void_p, c_longlong
+ARGUMENT_TYPES = (
+    *(POINTER, STRIDE, STRIDE, POINTER, POINTER, POINTER, POINTER),
+    *(c_int, c_int, c_int, c_float, c_float),
+)
+Argument = Tensor | int | float | None
+
+
+class Device:
+    """One GPU, in torch's own (primary) context. KernelUnavailable wherever the driver objects."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self._functions: dict[tuple[str, str], Any] = {}
+        capability = torch.cuda.get_device_capability(index)
+        if capability < OLDEST:
+            needs, has = (".".join(map(str, version)) for version in (OLDEST, capability))
+            raise KernelUnavailable(
+                f"needs compute capability {needs} or later, {torch.cuda.get_device_name(index)} "
+                f"has {has}; use reference"
+            )
+        self.architecture = architecture_for(capability)
+        self._driver = driver = _driver()
+        (handle,) = _checked(driver.cuDeviceGet(index))
+        (self._context,) = _checked(driver.cuDevicePrimaryCtxRetain(handle))
+        limit = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
+        (self.shared_limit,) = _checked(driver.cuDeviceGetAttribute(limit, handle))
+
+    def load(self, average: str, dtype: str) -> Any:
+        """The kernel's handle; compiled and loaded when it is first asked for."""
+        if found := self._functions.get((average, dtype)):
+            return found
+        image = image_for(average, dtype, self.architecture)
+        driver, attribute = self._driver, self._driver.CUfunction_attribute
+        with torch.cuda.device(self.index):
+            _checked(driver.cuCtxSetCurrent(self._context))
+            (module,) = _checked(driver.cuModuleLoadData(image))
+            name = kernel_name(average, dtype).encode()
+            (function,) = _checked(driver.cuModuleGetFunction(module, name))
+            # More than 48 KB a block must be asked for. Logits are read through once, so a large
+            # first-level cache, which is of the same memory, would be of no use.
+            most = attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            _checked(driver.cuFuncSetAttribute(function, most, self.shared_limit))
+            share = attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
+            _checked(driver.cuFuncSetAttribute(function, share, 100))
+        self._functions[average, dtype] = function
+        return function
+
+    def launch(
+        self,
+        kernel: tuple[str, str],
+        blocks: int,
+        threads: int,
+        shared_bytes: int,
+        arguments: Sequence[Argument],
+    ) -> None:
+        """On torch's current stream of this GPU; returns at once."""
+        function = self.load(*kernel)
+        # A list: a generator would take half a microsecond more, of about twelve.
+        values = [a.data_ptr() if isinstance(a, Tensor) else a or 0 for a in arguments]
+        with torch.cuda.device(self.index):
+            # A thread that has not called the CUDA runtime yet has no context.
+            _checked(self._driver.cuCtxSetCurrent(self._context))
+            stream = torch.cuda.current_stream(self.index).cuda_stream
+            _checked(
+                self._driver.cuLaunchKernel(
+                    *(function, blocks, 1, 1, threads, 1, 1, shared_bytes, stream),
+                    *((tuple(values), ARGUMENT_TYPES), 0),
+                )
+            )
+
+
+def _driver() -> Any:
+    try:
+        from cuda.bindings import driver  # type: ignore[import-untyped]
+
+        _checked(driver.cuInit(0))  # finds the library, or does not
+    except ImportError as error:
+        raise KernelUnavailable("needs cuda.bindings: pip install cuda-bindings") from error
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise KernelUnavailable(f"cannot load NVIDIA's driver: {reason}") from error
+    return driver
+
+
+def _checked(result: tuple) -> tuple:
+    return checked("CUDA driver", result)
