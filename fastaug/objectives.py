@@ -43,7 +43,7 @@ def objective(
     if not 0 <= label_smoothing < 1:
         raise ConfigError(f"label_smoothing must be at least 0 and below 1, got {label_smoothing}")
     _check_logits(logits)
-    if targets.shape != logits.shape[:1] or targets.dtype != torch.int64:
+    if targets.shape != (logits.shape[0],) or targets.dtype is not torch.int64:
         raise ConfigError(
             f"targets must be int64 of shape [{len(logits)}], one for each image, "
             f"got {targets.dtype} of shape {list(targets.shape)}"
@@ -63,8 +63,9 @@ def pairwise_kl(logits: Tensor, *, kernel: str | Kernel = "auto") -> Tensor:
 
 
 def _check_logits(logits: Tensor) -> None:
-    if logits.ndim != 3 or logits.shape[1] < 1 or logits.shape[2] < 1:
+    shape = logits.shape
+    if len(shape) != 3 or shape[1] < 1 or shape[2] < 1:
         raise ConfigError(
-            f"logits must be [images, views, classes], got shape {list(logits.shape)}; "
+            f"logits must be [images, views, classes], got shape {list(shape)}; "
             "from a flat batch: logits.unflatten(0, (-1, views))"
         )

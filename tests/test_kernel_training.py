@@ -69,7 +69,7 @@ def test_a_kernel_that_is_wrong_is_refused_with_its_worst_case(
     assert (
         done.stderr.strip()
         .splitlines()[-1]
-        .startswith("error: kernel 'cancelling' on cpu: refused, 85 cases; kl off by")
+        .startswith("error: kernel 'cancelling' on cpu: refused, 29 cases; kl off by")
     )
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
 

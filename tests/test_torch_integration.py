@@ -124,6 +124,8 @@ class TestCompile:
             terms = fastaug.objective(logits, y, average=average, kernel=kernel)
             return terms.loss + fastaug.pairwise_kl(logits, kernel=kernel).sum(), *terms[1:]
 
+        if isinstance(kernel, Mine):
+            fastaug.register_kernel("mine", kernel)
         torch.compiler.reset()
         compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
         for images in (3, 5, 2):
@@ -137,6 +139,14 @@ class TestCompile:
             torch.testing.assert_close(grads[1], grads[0])
         with torch.no_grad():
             torch.testing.assert_close(compiled(x, y), step(x, y))
+
+    def test_a_graph_knows_a_kernel_by_its_name(self) -> None:
+        z, kernel = torch.randn(2, 3, 4), Mine()  # not the one that is registered
+        compiled = torch.compile(
+            lambda z: fastaug.pairwise_kl(z, kernel=kernel), fullgraph=True, backend="eager"
+        )
+        with pytest.raises(Exception, match="register_kernel"):
+            compiled(z)
 
     def test_with_the_compiler_that_people_use(self, linear: nn.Linear) -> None:
         x, y = batch()

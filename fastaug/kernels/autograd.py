@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from fastaug.kernels.contract import Average, Kernel
+from fastaug.kernels.contract import Average, Kernel, takes_mean
 from fastaug.kernels.registry import find_kernel, name_of
 
 
@@ -22,7 +22,7 @@ class WithGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, value: Tensor, grad: Tensor) -> Tensor:
         ctx.save_for_backward(grad)
-        return value.view_as(value)
+        return value
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None]:
@@ -54,23 +54,30 @@ def evaluate(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """nll + kl_weight * kl of each image [B], or the mean [], differentiable; nll: [B], kl: [B]."""
     need_grad = logits.requires_grad and torch.is_grad_enabled()
-    settings: dict[str, Any] = {
-        "average": average,
-        "kl_weight": kl_weight,
-        "label_smoothing": label_smoothing,
-    }
     grad: Tensor | None
     if torch.compiler.is_compiling():
         nll, kl, grad = torch.ops.fastaug.value_and_grad(
-            logits.detach(), targets, name_of(kernel), need_grad=need_grad, **settings
+            *(logits.detach(), targets, name_of(kernel)),
+            *(average, kl_weight, label_smoothing, need_grad),
         )
     else:
-        found = find_kernel(kernel, logits)
-        if mean and need_grad and hasattr(found, "mean_and_grad"):
-            value, nll, kl, grad = found.mean_and_grad(logits.detach(), targets, **settings)
+        found: Any = find_kernel(kernel, logits)
+        if mean and need_grad and takes_mean(found, logits):
+            value, nll, kl, grad = found.mean_and_grad(
+                logits.detach(),
+                targets,
+                average=average,
+                kl_weight=kl_weight,
+                label_smoothing=label_smoothing,
+            )
             return WithGradient.apply(logits, value, grad), nll, kl
         nll, kl, grad = found.value_and_grad(
-            logits.detach(), targets, need_grad=need_grad, **settings
+            logits.detach(),
+            targets,
+            average=average,
+            kl_weight=kl_weight,
+            label_smoothing=label_smoothing,
+            need_grad=need_grad,
         )
     # kl is infinite where a class is -inf in some views only: without weight it must not count.
     value = nll.add(kl, alpha=kl_weight) if kl_weight else nll.clone()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, Protocol
 
+import torch
 from torch import Tensor
 
 from fastaug.errors import ConfigError
@@ -44,6 +45,12 @@ class Kernel(Protocol):
         regulariser alone: no targets, nll is zero. Values are fp32 for fp32, fp16 and bf16 logits;
         grad has the dtype of the logits.
         """
+
+
+def takes_mean(kernel: Kernel, logits: Tensor) -> bool:
+    """Whether its mean_and_grad is called: not for fp16, whose gradient, divided by the number of
+    images, would lose to underflow what a loss scale is there to keep."""
+    return hasattr(kernel, "mean_and_grad") and logits.dtype is not torch.float16
 
 
 def wrong_target(image: int, target: int, classes: int) -> ConfigError:

@@ -56,7 +56,8 @@ class NativeKernel:
         label_smoothing: float,
         need_grad: bool,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        nll, kl = torch.empty(len(logits)), torch.empty(len(logits))
+        images = logits.shape[0]
+        nll, kl = torch.empty(images), torch.empty(images)
         grad = _room_for_gradient(logits) if need_grad else None
         _call(logits, targets, average, kl_weight, label_smoothing, nll, kl, None, grad)
         return nll, kl, grad
@@ -70,7 +71,8 @@ class NativeKernel:
         kl_weight: float,
         label_smoothing: float,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        nll, kl, mean = torch.empty(len(logits)), torch.empty(len(logits)), torch.empty(())
+        images = logits.shape[0]
+        nll, kl, mean = torch.empty(images), torch.empty(images), torch.empty(())
         grad = _room_for_gradient(logits)
         _call(logits, targets, average, kl_weight, label_smoothing, nll, kl, mean, grad)
         return mean, nll, kl, grad

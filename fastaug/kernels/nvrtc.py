@@ -127,6 +127,6 @@ def _nvrtc() -> Any:
     except ImportError as error:
         raise KernelUnavailable("needs cuda.bindings: pip install cuda-bindings") from error
     except RuntimeError as error:
-        reason = str(error).splitlines()[0]
+        reason = str(error).partition("\n")[0]
         raise KernelUnavailable(f"cannot load NVRTC, which comes with torch: {reason}") from error
     return nvrtc

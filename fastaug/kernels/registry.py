@@ -79,16 +79,15 @@ def find_kernel(name: str | Kernel, logits: Tensor) -> Kernel:
         return kernel
 
 
-@torch.compiler.assume_constant_result
 def name_of(kernel: str | Kernel) -> str:
-    """A compiled graph holds names alone: a kernel that is given as itself is registered."""
+    """For a compiled graph, which holds names alone."""
     if isinstance(kernel, str):
         return kernel
-    name = next((name for name, known in _KERNELS.items() if known is kernel), None)
-    if name is None:
-        name = f"{kernel.name}-{len(_KERNELS)}"
-        register_kernel(name, kernel)
-    return name
+    if _KERNELS.get(kernel.name) is not kernel:
+        raise KernelUnavailable(
+            f"torch.compile knows kernels by name: register_kernel({kernel.name!r}, kernel) first"
+        )
+    return kernel.name
 
 
 def _automatic(logits: Tensor) -> Kernel:

@@ -1,0 +1,204 @@
+"""CudaKernel down to the driver, without a GPU.
+
+Real: the kernel, NVRTC, and how cuda.bindings calls libcuda.so.1. Stand-ins: that library, which is
+fake_driver.c, and the few functions of torch.cuda that Device asks. The emulator runs what is
+loaded and launched, on CPU tensors. test_cuda_kernel.py starts this in a process of its own, which
+finds the fake driver by LD_LIBRARY_PATH.
+
+NVRTC 13 does not know a GPU of compute capability 12.9: so it makes PTX, as the emulator needs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections import Counter
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from emulator import emulator
+from literal import literal_terms
+
+from fastaug.errors import KernelUnavailable
+from fastaug.kernels.cuda import CudaKernel, launch_plan
+
+SHARED_LIMIT, STREAM, CONTEXT = 101376, 0xABC0, 0x1000
+INVALID_CONTEXT, NO_BINARY = 201, 209
+Words = ctypes.POINTER(ctypes.c_longlong)
+
+
+class FakeDriver:
+    """What libcuda does: hands out handles, keeps to its rules, and may fail."""
+
+    def __init__(self) -> None:
+        self.library = ctypes.CDLL("libcuda.so.1")
+        self.hook = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, Words)(self.call)
+        ctypes.c_void_p.in_dll(self.library, "hook").value = ctypes.cast(
+            self.hook, ctypes.c_void_p
+        ).value
+        self.calls: Counter[str] = Counter()
+        self.fails: dict[str, int] = {}
+        self.context = 0
+        self.images: list[Any] = []
+        self.functions: list[tuple[Any, str]] = []
+        self.attributes: dict[int, int] = {}
+        self.launches: list[dict] = []
+
+    def call(self, name: bytes, words: Any) -> int:
+        function = name.decode()
+        self.calls[function] += 1
+        if function in self.fails:
+            return self.fails[function]
+        return getattr(self, function)(words) or 0
+
+    def put(self, address: int, value: int, kind: Any = ctypes.c_void_p) -> None:
+        kind.from_address(address).value = value
+
+    def init_of_bindings(self, words: Any) -> None:
+        pass
+
+    def cuDeviceGet(self, words: Any) -> None:
+        self.put(words[0], words[1] + 7, ctypes.c_int)
+
+    def cuDevicePrimaryCtxRetain(self, words: Any) -> None:
+        self.put(words[0], CONTEXT + ctypes.c_int(words[1]).value)
+
+    def cuDeviceGetAttribute(self, words: Any) -> None:
+        assert words[1] == 97  # cuda.h: MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
+        self.put(words[0], SHARED_LIMIT, ctypes.c_int)
+
+    def cuCtxSetCurrent(self, words: Any) -> None:
+        self.context = words[0]
+
+    def cuModuleLoadData(self, words: Any) -> int | None:
+        if not self.context:
+            return INVALID_CONTEXT
+        self.images.append(emulator().Module(ctypes.string_at(words[1])))
+        return self.put(words[0], len(self.images))
+
+    def cuModuleGetFunction(self, words: Any) -> None:
+        self.functions.append(
+            (self.images[words[1] - 1], ctypes.string_at(words[2]).decode("ascii"))
+        )
+        self.put(words[0], len(self.functions))
+
+    def cuFuncSetAttribute(self, words: Any) -> None:
+        self.attributes[ctypes.c_int(words[1]).value] = words[2]
+
+    def cuLaunchKernel(self, words: Any) -> int | None:
+        if not self.context:
+            return INVALID_CONTEXT
+        module, name = self.functions[words[0] - 1]
+        grid, threads = tuple(words[1:4]), tuple(words[4:7])
+        shared, stream, parameters = words[7], words[8], words[9]
+        assert words[10] == 0
+        pointers = (ctypes.c_void_p * 12).from_address(parameters)
+        values = [
+            struct.unpack(kind, ctypes.string_at(at, struct.calcsize(kind)))[0]
+            for kind, at in zip("PqqPPPPiiiff", pointers, strict=True)
+        ]
+        z, image_stride, view_stride, y, nll, kl, gradient, views, classes, *_ = values
+        item = 4 if name.endswith("_f32") else 2
+        images = grid[0]
+        reach = (images - 1) * image_stride + (views - 1) * view_stride + classes
+        tile = images * views * classes
+        lengths = [(0, z, item * reach), (3, y, 8 * images), (4, nll, 4 * images)]
+        lengths += [(5, kl, 4 * images), (6, gradient, item * tile)]
+        for place, address, length in lengths:
+            values[place] = memory(address, length) if address else None
+        module.launch(name, grid, threads, values, shared, shared_limit=SHARED_LIMIT)
+        self.launches.append({"name": name, "threads": threads, "shared": shared, "stream": stream})
+        return None
+
+
+def memory(address: int, length: int) -> np.ndarray:
+    return np.ctypeslib.as_array((ctypes.c_uint8 * length).from_address(address))
+
+
+def pretend_that_there_is_a_gpu() -> list[int]:
+    """What Device asks torch.cuda for; returns the devices that were made current."""
+    current: list[int] = []
+
+    @contextmanager
+    def device(index: int) -> Any:
+        current.append(index)
+        yield
+
+    torch.cuda.get_device_capability = lambda index: (12, 9)
+    torch.cuda.get_device_name = lambda index: "GPU"
+    torch.cuda.current_stream = lambda index: SimpleNamespace(cuda_stream=STREAM)
+    torch.cuda.device = device
+    return current
+
+
+def check_values(driver: FakeDriver, current: list[int]) -> None:
+    kernel = CudaKernel()
+    generator = torch.Generator().manual_seed(0)
+    room = torch.randn(3, 5, 20, generator=generator)
+    targets = torch.tensor([1, 0, 16])
+    for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 2**-8)):
+        logits = room.to(dtype)[:, 1:, :17]
+        for average, need_grad in (("probs", True), (None, False), ("probs", True)):
+            some = None if average is None else targets
+            settings: dict = {"average": average, "kl_weight": 0.3, "label_smoothing": 0.1}
+            nll, kl, grad = kernel.value_and_grad(logits, some, **settings, need_grad=need_grad)
+            expected = literal_terms(logits, some, average, 0.3, 0.1)
+            torch.testing.assert_close(nll.double(), expected[0], rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(kl.double(), expected[1], rtol=1e-5, atol=1e-9)
+            if need_grad:
+                assert (grad.double() - expected[2]).norm() <= tolerance * expected[2].norm()
+            else:
+                assert grad is None
+    plan = launch_plan(4, 17, SHARED_LIMIT)
+    names = [f"objective_{average}_{t}" for t in ("f32", "bf16") for average in ("probs", "none")]
+    assert Counter(launch["name"] for launch in driver.launches) == Counter(
+        dict(zip(names, (2, 1, 2, 1), strict=True))
+    )
+    for launch in driver.launches:
+        assert launch["stream"] == STREAM
+        assert launch["threads"] == (plan.threads, 1, 1)
+        assert launch["shared"] == plan.shared_bytes
+    # Each kernel is loaded once; a context is set before each load and each launch.
+    assert driver.calls["cuModuleLoadData"] == driver.calls["cuModuleGetFunction"] == 4
+    assert driver.calls["cuCtxSetCurrent"] == 4 + 6
+    assert driver.calls["cuDevicePrimaryCtxRetain"] == 1
+    assert driver.attributes == {8: SHARED_LIMIT, 9: 100}  # cuda.h: their numbers
+    assert driver.context == CONTEXT + 7 - 1  # the CPU tensors are on device -1
+    assert set(current) == {-1}
+
+
+def check_errors(driver: FakeDriver) -> None:
+    logits = SimpleNamespace(
+        dtype=torch.float32, is_cuda=True, shape=(2, 3, 4), get_device=lambda: 0
+    )
+    assert CudaKernel().supports(logits) is None
+    for function in ("init_of_bindings", "cuDeviceGet", "cuModuleLoadData", "cuFuncSetAttribute"):
+        driver.fails = {function: NO_BINARY}
+        reason = CudaKernel().supports(logits)
+        assert reason == "CUDA driver: CUDA_ERROR_NO_BINARY_FOR_GPU", (function, reason)
+    driver.fails = {}
+    kernel = CudaKernel()
+    real = torch.randn(1, 2, 3)
+    settings: dict = {"average": None, "kl_weight": 1.0, "label_smoothing": 0.0, "need_grad": True}
+    kernel.value_and_grad(real, None, **settings)
+    driver.fails = {"cuLaunchKernel": 701}
+    with pytest.raises(KernelUnavailable, match="CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"):
+        kernel.value_and_grad(real, None, **settings)
+    driver.fails = {}
+    logits.shape = (2, 100_000, 4)
+    assert "100000 views" in str(CudaKernel().supports(logits))
+    torch.cuda.get_device_capability = lambda index: (7, 0)
+    reason = CudaKernel().supports(logits)
+    assert reason == "needs compute capability 7.5 or later, GPU has 7.0; use reference", reason
+
+
+if __name__ == "__main__":
+    devices = pretend_that_there_is_a_gpu()
+    fake = FakeDriver()
+    check_values(fake, devices)
+    check_errors(fake)
+    print("all calls were right")
