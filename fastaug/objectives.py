@@ -42,15 +42,14 @@ def objective(
         raise ConfigError(f"average must be one of {', '.join(_AVERAGES)}, got {average!r}")
     if not 0 <= label_smoothing < 1:
         raise ConfigError(f"label_smoothing must be at least 0 and below 1, got {label_smoothing}")
-    _check_logits(logits)
-    if targets.shape != (logits.shape[0],) or targets.dtype is not torch.int64:
+    images = _check_logits(logits)
+    if targets.numel() != images or targets.ndim != 1 or targets.dtype is not torch.int64:
         raise ConfigError(
-            f"targets must be int64 of shape [{len(logits)}], one for each image, "
+            f"targets must be int64 of shape [{images}], one for each image, "
             f"got {targets.dtype} of shape {list(targets.shape)}"
         )
-    return ObjectiveTerms(
-        *evaluate(logits, targets, kernel, average, kl_weight, label_smoothing, mean=True)
-    )
+    loss, nll, kl = evaluate(logits, targets, kernel, average, kl_weight, label_smoothing, True)
+    return ObjectiveTerms(loss, nll, kl)
 
 
 def pairwise_kl(logits: Tensor, *, kernel: str | Kernel = "auto") -> Tensor:
@@ -59,13 +58,16 @@ def pairwise_kl(logits: Tensor, *, kernel: str | Kernel = "auto") -> Tensor:
     Differentiable: the regulariser of the paper for anyone's training loop. Zero for K = 1.
     """
     _check_logits(logits)
-    return evaluate(logits, None, kernel, None, 1.0, 0.0, mean=False)[0]
+    return evaluate(logits, None, kernel, None, 1.0, 0.0, False)[0]
 
 
-def _check_logits(logits: Tensor) -> None:
-    shape = logits.shape
-    if len(shape) != 3 or shape[1] < 1 or shape[2] < 1:
-        raise ConfigError(
-            f"logits must be [images, views, classes], got shape {list(shape)}; "
-            "from a flat batch: logits.unflatten(0, (-1, views))"
-        )
+def _check_logits(logits: Tensor) -> int:
+    """How many images there are."""
+    if logits.ndim == 3:
+        images, views, classes = logits.shape
+        if views and classes:
+            return images
+    raise ConfigError(
+        f"logits must be [images, views, classes], got shape {list(logits.shape)}; "
+        "from a flat batch: logits.unflatten(0, (-1, views))"
+    )

@@ -39,7 +39,7 @@ def kernel(
     subprocess.run([cpp_compiler(), *flags, str(SOURCE), "-o", str(file)], check=True)  # type: ignore[list-item]
     function = native._open(file)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(native, "_library", lambda: function)
+        patch.setattr(native, "_library", lambda: (function, native._openmp()))
         yield native.NativeKernel()
 
 
@@ -178,7 +178,8 @@ class TestCalls:
         self, own: native.NativeKernel, openmp: bool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         if not openmp:
-            monkeypatch.setattr(native, "_openmp", lambda: 0)
+            function, _ = native._library()
+            monkeypatch.setattr(native, "_library", lambda: (function, 0))
         torch.manual_seed(0)
         z, y = torch.randn(40, 8, 500), torch.randint(500, (40,))
         alone = own.value_and_grad(z, y, **self.settings())

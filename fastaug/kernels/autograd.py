@@ -49,7 +49,6 @@ def evaluate(
     average: Average | None,
     kl_weight: float,
     label_smoothing: float,
-    *,
     mean: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """nll + kl_weight * kl of each image [B], or the mean [], differentiable; nll: [B], kl: [B]."""

@@ -40,7 +40,7 @@ class NativeKernel:
             return f"runs on the CPU, and the logits are on {logits.device}"
         if logits.dtype not in _DTYPES:
             return f"takes fp32, fp16 and bf16 logits, not {logits.dtype}; use reference"
-        return reason if isinstance(reason := _library_or_reason(), str) else None
+        return _why_not()
 
     def sources(self) -> tuple[Path, ...]:
         folder = source_folder()
@@ -56,11 +56,8 @@ class NativeKernel:
         label_smoothing: float,
         need_grad: bool,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        images = logits.shape[0]
-        nll, kl = torch.empty(images), torch.empty(images)
-        grad = _room_for_gradient(logits) if need_grad else None
-        _call(logits, targets, average, kl_weight, label_smoothing, nll, kl, None, grad)
-        return nll, kl, grad
+        _, *found = _run_on(logits, targets, average, kl_weight, label_smoothing, need_grad, False)
+        return tuple(found)  # type: ignore[return-value]
 
     def mean_and_grad(
         self,
@@ -71,72 +68,76 @@ class NativeKernel:
         kl_weight: float,
         label_smoothing: float,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        images = logits.shape[0]
-        nll, kl, mean = torch.empty(images), torch.empty(images), torch.empty(())
-        grad = _room_for_gradient(logits)
-        _call(logits, targets, average, kl_weight, label_smoothing, nll, kl, mean, grad)
-        return mean, nll, kl, grad
+        return _run_on(logits, targets, average, kl_weight, label_smoothing, True, True)  # type: ignore[return-value]
 
 
-def _room_for_gradient(logits: Tensor) -> Tensor:
-    """[B, K, C] without gaps. empty_like is quicker, and keeps the order of strides."""
-    if logits.is_contiguous():
-        return torch.empty_like(logits)
-    return torch.empty(logits.shape, dtype=logits.dtype)
-
-
-def _call(
+def _run_on(
     logits: Tensor,
     targets: Tensor | None,
     average: Average | None,
     kl_weight: float,
     label_smoothing: float,
-    nll: Tensor,
-    kl: Tensor,
-    mean: Tensor | None,
-    grad: Tensor | None,
-) -> None:
+    need_grad: bool,
+    need_mean: bool,
+) -> tuple[Tensor | None, Tensor, Tensor, Tensor | None]:
+    """mean, nll, kl, grad. One function, because small batches feel each call of Python."""
     images, views, classes = logits.shape
-    image_stride, view_stride, stride = logits.stride()
-    if stride != 1:
+    if not logits.is_contiguous() and logits.stride(2) != 1:
         logits = logits.contiguous()
-        image_stride, view_stride, _ = logits.stride()
+    image_stride, view_stride, _ = logits.stride()
+    nll, kl = torch.empty(images), torch.empty(images)
+    mean = torch.empty(()) if need_mean else None
+    # empty_like is quicker than empty, and keeps the order of strides.
+    grad = None
+    if need_grad:
+        dense = logits.is_contiguous()
+        grad = torch.empty_like(logits) if dense else torch.empty(logits.shape, dtype=logits.dtype)
     if targets is not None:
         targets = targets.contiguous()
-    threads = min(torch.get_num_threads(), images, 1 + images * views * classes // _PER_THREAD)
-    wrong = _library()(
+    library, openmp = _library()
+    wrong = library(
         _pack(
-            *(_DTYPES[logits.dtype], _AVERAGES[average]),
-            *(logits.data_ptr(), image_stride, view_stride),
+            _DTYPES[logits.dtype],
+            _AVERAGES[average],
+            logits.data_ptr(),
+            image_stride,
+            view_stride,
             0 if targets is None else targets.data_ptr(),
-            *(images, views, classes, kl_weight, label_smoothing),
-            *(nll.data_ptr(), kl.data_ptr()),
+            images,
+            views,
+            classes,
+            kl_weight,
+            label_smoothing,
+            nll.data_ptr(),
+            kl.data_ptr(),
             0 if mean is None else mean.data_ptr(),
             0 if grad is None else grad.data_ptr(),
-            *(threads, _openmp()),
+            min(torch.get_num_threads(), images, 1 + images * views * classes // _PER_THREAD),
+            openmp,
         )
     )
     if wrong >= 0:
         assert targets is not None
         raise wrong_target(wrong, int(targets[wrong]), classes)
+    return mean, nll, kl, grad
 
 
 _SOURCES = ("values.h", "block.h", "objective.h", "objective.cpp")
 
 
 @cache
-def _library_or_reason() -> ctypes._NamedFuncPointer | str:
+def _why_not() -> str | None:
     try:
-        return _load()
+        _library()
     except KernelUnavailable as error:
         return str(error)
+    return None
 
 
-def _library() -> ctypes._NamedFuncPointer:
-    found = _library_or_reason()
-    if isinstance(found, str):
-        raise KernelUnavailable(f"kernel 'native' cannot run here: {found}")
-    return found
+@cache
+def _library() -> tuple[ctypes._NamedFuncPointer, int]:
+    """The compiled function, and OpenMP's entry for it."""
+    return _load(), _openmp()
 
 
 def _load() -> ctypes._NamedFuncPointer:
@@ -186,7 +187,6 @@ def _cpu() -> str:
     return next((line for line in lines if line.startswith(("flags", "Features"))), "")
 
 
-@cache
 def _openmp() -> int:
     """How torch starts its own threads: threads of ours would compete with them for the cores.
 

@@ -69,7 +69,8 @@ def check_kernel(kernel: str | Kernel, device: str | torch.device = "cpu") -> Ke
 def find_kernel(name: str | Kernel, logits: Tensor) -> Kernel:
     """The admitted kernel for these logits: "auto", a name, package.module:attribute, or itself."""
     # Each step comes by here: what was found for such logits is not looked for again.
-    key = (name, logits.device, logits.dtype, logits.shape[1:])
+    _, views, classes = logits.shape
+    key = (name, logits.device, logits.dtype, views, classes)
     try:
         return _found[key]
     except (KeyError, TypeError):  # TypeError: a kernel that is no key
