@@ -1,6 +1,7 @@
 """Who takes part in benchmarks/kernels.py, and the check that each computes the paper's loss.
 
 cross_entropy           torch's, on the same B*K rows: no KL at all
+cross_entropy-views     the same from what a training loop has: logits [B, K, C], labels [B]
 copy                    the logits copied to memory that is there: as fast as they can be moved
 native, reference, ...  the kernels of fastaug that can run here, and any other
 linear                  plain torch with autograd: one log_softmax, the KL in O(K C)
@@ -84,6 +85,7 @@ def contenders(names: Sequence[str] = ()) -> dict[str, Build]:
     """
     return {
         "cross_entropy": cross_entropy,
+        "cross_entropy-views": cross_entropy_of_views,
         "copy": copy,
         **{
             name: partial(form if name in FORMS else kernel, name)
@@ -96,6 +98,15 @@ def cross_entropy(inputs: Inputs) -> Contender:
     rows = inputs.logits.detach().flatten(0, 1).requires_grad_()
     targets = inputs.targets.repeat_interleave(inputs.logits.shape[1])
     return _through_autograd(lambda z: F.cross_entropy(z, targets), rows)
+
+
+def cross_entropy_of_views(inputs: Inputs) -> Contender:
+    targets, views = inputs.targets, inputs.logits.shape[1]
+
+    def loss(z: Tensor) -> Tensor:
+        return F.cross_entropy(z.flatten(0, 1), targets.repeat_interleave(views))
+
+    return _through_autograd(loss, inputs.logits)
 
 
 def copy(inputs: Inputs) -> Contender:
@@ -229,7 +240,7 @@ def exact(inputs: Inputs) -> tuple[Tensor, Tensor]:
 def check_result(name: str, contender: Contender, right: tuple[Tensor, Tensor]) -> None:
     """The first call of each quantity. A quick wrong answer is no contender."""
     values = {quantity: call() for quantity, call in contender.calls.items()}
-    if name in ("cross_entropy", COPY):
+    if name in ("cross_entropy", "cross_entropy-views", COPY):
         return
     assert contender.leaf.grad is not None
     bound = 1e-4 if contender.leaf.dtype == torch.float32 else 2e-2

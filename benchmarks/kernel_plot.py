@@ -40,7 +40,13 @@ def draw(run: Sequence[Row], path: Path) -> bool:
     except ImportError:
         print("no picture: pip install matplotlib, then --plot-only")
         return False
-    rows = [r for r in run if r["quantity"] in (BOTH, COPY) and r["to_cross_entropy"]]
+    rows = [
+        row
+        for row in run
+        if row["quantity"] in (BOTH, COPY)
+        and row["to_cross_entropy"]
+        and row["contender"] != "cross_entropy-views"  # a few microseconds above cross_entropy
+    ]
     if not rows:
         return False
     panels = [_panel(rows, classes) for classes in sorted({int(row["C"]) for row in rows})]

@@ -83,6 +83,11 @@ def verdicts(run: Sequence[Mapping[str, str]]) -> Iterator[str]:
         (f"compiled / native, {eight}, {BOTH}", value("compiled", eight) / ours, ">= 2.5"),
         (f"native, K=16 / K=8, B=128 C=1000, {BOTH}", value("native", sixteen) / ours, "<= 2.2"),
         (f"native / cross_entropy, {PAPER_STEP}, {BOTH}", relative(PAPER_STEP), "<= 1"),
+        (
+            f"native / cross_entropy-views, {PAPER_STEP}, {BOTH}",
+            value("native", PAPER_STEP) / value("cross_entropy-views", PAPER_STEP),
+            "",
+        ),
     ):
         if not math.isnan(found):
             yield f"{what}: {found:.2f}{_verdict(found, target)}"

@@ -203,9 +203,18 @@ def test_the_baselines() -> None:
 
 
 def test_all_kernels_and_forms_take_part_unless_named() -> None:
-    known = {"cross_entropy", "copy", *fastaug.available_kernels(), *NO_COMPILER, "compiled"}
+    known = {
+        "cross_entropy",
+        "cross_entropy-views",
+        "copy",
+        *fastaug.available_kernels(),
+        *NO_COMPILER,
+        "compiled",
+    }
     assert set(contenders.contenders()) == known
-    assert list(contenders.contenders(["linear"])) == ["cross_entropy", "copy", "linear"]
+    assert list(contenders.contenders(["linear"])) == [
+        *("cross_entropy", "cross_entropy-views", "copy", "linear")
+    ]
 
 
 class Raises(ReferenceKernel):
@@ -306,7 +315,7 @@ def test_a_run_writes_the_table_and_the_picture(
     assert quantities == {
         "reference": {*torchs, "value_and_grad"},
         "copy": {"copy"},
-        **dict.fromkeys(("cross_entropy", *NO_COMPILER), torchs),
+        **dict.fromkeys(("cross_entropy", "cross_entropy-views", *NO_COMPILER), torchs),
     }
     for row in rows:
         assert row["status"] == "ok"

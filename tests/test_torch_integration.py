@@ -50,6 +50,29 @@ class TestAutograd:
         second = torch.autograd.grad(3 * loss, z)
         torch.testing.assert_close(second[0], 3 * first[0])
 
+    def test_what_is_kept_for_a_second_time_is_not_given_away(self, kernel: str) -> None:
+        z = torch.randn(3, 4, 7, requires_grad=True)
+        loss = fastaug.objective(z, torch.tensor([0, 6, 3]), kernel=kernel).loss
+        loss.backward(retain_graph=True)
+        once = z.grad.clone()
+        z.grad.zero_()
+        loss.backward(retain_graph=True)
+        torch.testing.assert_close(z.grad, once)
+        loss.backward()
+        torch.testing.assert_close(z.grad, 2 * once)
+
+    def test_a_kept_gradient_that_was_changed_is_noticed(self, kernel: str) -> None:
+        z = torch.randn(3, 4, 7, requires_grad=True)
+        loss = fastaug.objective(z, torch.tensor([0, 6, 3]), kernel=kernel).loss
+        (grad,) = torch.autograd.grad(loss, z, retain_graph=True)
+        before = grad.clone()
+        grad.zero_()
+        if kernel == "native":  # it was the kept one itself, and not a product
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                torch.autograd.grad(loss, z)
+        else:
+            torch.testing.assert_close(torch.autograd.grad(loss, z)[0], before)
+
     def test_a_second_derivative_is_refused(self, kernel: str) -> None:
         z = torch.randn(3, 4, 7, requires_grad=True)
         loss = fastaug.objective(z, torch.tensor([0, 6, 3]), kernel=kernel).loss

@@ -15,8 +15,8 @@ from fastaug.kernels.registry import find_kernel, name_of
 class WithGradient(torch.autograd.Function):
     """A value whose gradient by the logits is known: value: [] or [B], grad: [B, K, C] -> value.
 
-    The kernel computes the gradient together with the value, so backward is one product. Small
-    batches feel each operation here: nll and kl, which have no gradient, do not pass through.
+    The kernel computes the gradient together with the value, so backward is one product, or less.
+    Small batches feel each operation here: nll and kl, which have no gradient, do not pass through.
     """
 
     @staticmethod
@@ -35,7 +35,11 @@ class WithGradient(torch.autograd.Function):
 def _scaled(ctx: Any, upstream: Tensor) -> Tensor:
     (grad,) = ctx.saved_tensors
     if upstream.ndim:
-        upstream = upstream[:, None, None].to(grad.dtype)
+        return grad * upstream[:, None, None].to(grad.dtype)
+    # loss.backward() itself: a pass over the gradient less, and a copy. Only a CPU can look at a
+    # number without waiting for it.
+    if upstream.is_cpu and upstream.item() == 1:
+        return grad
     return grad * upstream  # a scalar does not change the dtype of a tensor
 
 
