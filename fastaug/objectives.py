@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, get_args
 
 import torch
@@ -42,10 +43,12 @@ def objective(
         raise ConfigError(f"average must be one of {', '.join(_AVERAGES)}, got {average!r}")
     if not 0 <= label_smoothing < 1:
         raise ConfigError(f"label_smoothing must be at least 0 and below 1, got {label_smoothing}")
-    images = _check_logits(logits)
-    if targets.numel() != images or targets.ndim != 1 or targets.dtype is not torch.int64:
+    shape = logits.shape
+    if len(shape) != 3 or not shape[1] or not shape[2]:
+        raise _wrong_shape(shape)
+    if targets.shape != (shape[0],) or targets.dtype is not torch.int64:
         raise ConfigError(
-            f"targets must be int64 of shape [{images}], one for each image, "
+            f"targets must be int64 of shape [{shape[0]}], one for each image, "
             f"got {targets.dtype} of shape {list(targets.shape)}"
         )
     loss, nll, kl = evaluate(logits, targets, kernel, average, kl_weight, label_smoothing, True)
@@ -57,17 +60,13 @@ def pairwise_kl(logits: Tensor, *, kernel: str | Kernel = "auto") -> Tensor:
 
     Differentiable: the regulariser of the paper for anyone's training loop. Zero for K = 1.
     """
-    _check_logits(logits)
+    if logits.ndim != 3 or not logits.shape[1] or not logits.shape[2]:
+        raise _wrong_shape(logits.shape)
     return evaluate(logits, None, kernel, None, 1.0, 0.0, False)[0]
 
 
-def _check_logits(logits: Tensor) -> int:
-    """How many images there are."""
-    if logits.ndim == 3:
-        images, views, classes = logits.shape
-        if views and classes:
-            return images
-    raise ConfigError(
-        f"logits must be [images, views, classes], got shape {list(logits.shape)}; "
+def _wrong_shape(shape: Sequence[int]) -> ConfigError:
+    return ConfigError(
+        f"logits must be [images, views, classes], got shape {list(shape)}; "
         "from a flat batch: logits.unflatten(0, (-1, views))"
     )

@@ -81,7 +81,7 @@ def test_values_and_gradients_equal_the_literal_definition(
         # the values alone, and the mean over images, are the same numbers
         alone = kernel.value_and_grad(z, y, need_grad=False, **settings)
         torch.testing.assert_close(alone, (nll, kl, None), rtol=1e-6, atol=1e-12)
-        mean, *_, mean_grad = kernel.mean_and_grad(z, y, **settings)
+        mean, *_, mean_grad = kernel.mean_and_grad(z, y, average, kl_weight, smoothing)
         torch.testing.assert_close(mean, (nll + kl_weight * kl).mean(), rtol=1e-6, atol=1e-7)
         if dtype == torch.float32:
             torch.testing.assert_close(mean_grad, grad / len(z), rtol=1e-6, atol=1e-12)

@@ -246,11 +246,22 @@ class TestAdmission:
         class Meaner(ReferenceKernel):
             name = "meaner"
 
-            def mean_and_grad(self, logits: Tensor, targets: Tensor | None, **settings: Any):
-                nll, kl, grad = self.value_and_grad(logits, targets, need_grad=True, **settings)
-                return (nll + settings["kl_weight"] * kl).mean(), nll, kl, grad  # not divided by B
+            def mean_and_grad(self, logits, targets, average, kl_weight, label_smoothing):
+                settings = {"average": average, "kl_weight": kl_weight, "need_grad": True}
+                settings["label_smoothing"] = label_smoothing
+                nll, kl, grad = self.value_and_grad(logits, targets, **settings)
+                return (nll + kl_weight * kl).mean(), nll, kl, grad  # not divided by B
 
         assert "its gradient off by" in fastaug.check_kernel(Meaner()).worst
+
+    def test_a_mean_that_is_recorded_is_refused(self) -> None:
+        class Recorded(ReferenceKernel):
+            name = "recorded"
+
+            def mean_and_grad(self, logits, *_):
+                return logits.mean(), logits[:, 0, 0], logits[:, 0, 0], logits
+
+        assert "has been recorded" in fastaug.check_kernel(Recorded()).worst
 
     def test_only_what_a_kernel_supports_is_asked_of_it(self) -> None:
         class Half(ReferenceKernel):

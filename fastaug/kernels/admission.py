@@ -195,10 +195,11 @@ def _results(kernel: Any, case: _Case) -> Iterator[tuple[str, Tensor | None, Ten
     yield from zip(("nll", "kl", "the gradient"), found, exact, strict=True)
     nll, kl, grad = exact
     if takes_mean(kernel, case.logits) and grad is not None and len(nll):
-        settings = {key: value for key, value in case.settings.items() if key != "need_grad"}
-        mean = (nll + settings["kl_weight"] * kl).mean()
+        settings = [case.settings[name] for name in ("average", "kl_weight", "label_smoothing")]
+        mean = (nll + case.settings["kl_weight"] * kl).mean()
         names = ("the mean", "nll beside it", "kl beside it", "its gradient")
-        found = kernel.mean_and_grad(case.logits, case.targets, **settings)
+        logits = case.logits.detach().requires_grad_()  # as training has them
+        found = kernel.mean_and_grad(logits, case.targets, *settings)
         yield from zip(names, found, (mean, nll, kl, grad / len(nll)), strict=True)
 
 
@@ -207,6 +208,8 @@ def _check_form(what: str, found: Tensor | None, expected: Tensor | None, logits
         if found is not expected:
             raise ValueError(f"{what} is {'missing' if found is None else 'there, unasked for'}")
         return
+    if found.requires_grad:
+        raise ValueError(f"{what} has been recorded: work on logits.detach()")
     dtype = logits.dtype if expected.ndim == 3 else torch.float32
     if found.shape != expected.shape or found.dtype != dtype or found.device != logits.device:
         raise ValueError(

@@ -67,11 +67,7 @@ def evaluate(
         found: Any = find_kernel(kernel, logits)
         if mean and need_grad and takes_mean(found, logits):
             value, nll, kl, grad = found.mean_and_grad(
-                logits.detach(),
-                targets,
-                average=average,
-                kl_weight=kl_weight,
-                label_smoothing=label_smoothing,
+                logits, targets, average, kl_weight, label_smoothing
             )
             return WithGradient.apply(logits, value, grad), nll, kl
         nll, kl, grad = found.value_and_grad(

@@ -15,9 +15,9 @@ Average = Literal["losses", "probs", "logits"]
 class Kernel(Protocol):
     """Computes the objective of every image and its gradient. Anything with these three will do.
 
-    One that takes the mean over images, too, spares a small batch three operations by a method
-    `mean_and_grad(logits, targets, *, average, kl_weight, label_smoothing) -> mean: [], nll, kl,
-    grad of the mean`.
+    One that takes the mean over images, too, spares a small batch a third of its time by a method
+    `mean_and_grad(logits, targets, average, kl_weight, label_smoothing) -> mean: [], nll, kl, grad
+    of the mean`. These logits may require a gradient, and nothing of what it does is recorded.
 
     A kernel is admitted once for a device and for what is in its source file, and in each process
     if it has attributes of its own. One that is made of more files (or compiled from them) names

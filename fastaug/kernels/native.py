@@ -63,7 +63,6 @@ class NativeKernel:
         self,
         logits: Tensor,
         targets: Tensor | None,
-        *,
         average: Average | None,
         kl_weight: float,
         label_smoothing: float,
@@ -82,14 +81,14 @@ def _run_on(
 ) -> tuple[Tensor | None, Tensor, Tensor, Tensor | None]:
     """mean, nll, kl, grad. One function, because small batches feel each call of Python."""
     images, views, classes = logits.shape
-    if not logits.is_contiguous() and logits.stride(2) != 1:
+    image_stride, view_stride, class_stride = logits.stride()
+    if class_stride != 1:
         logits = logits.contiguous()
-    image_stride, view_stride, _ = logits.stride()
+        image_stride, view_stride, _ = logits.stride()
     nll, kl = torch.empty(images), torch.empty(images)
     mean = torch.empty(()) if need_mean else None
-    # empty_like is quicker than empty, and keeps the order of strides.
     grad = None
-    if need_grad:
+    if need_grad:  # empty_like is quicker than empty, and keeps the order of strides
         dense = logits.is_contiguous()
         grad = torch.empty_like(logits) if dense else torch.empty(logits.shape, dtype=logits.dtype)
     if targets is not None:
