@@ -22,7 +22,8 @@ struct Call {
   long long images, image_stride, view_stride;
   Shape shape;
   Weights weights;
-  std::atomic<long long> next;
+  int threads;
+  std::atomic<int> next_share;
 };
 
 struct Release {
@@ -49,13 +50,19 @@ void images_of_a_thread(void* data) {
   float* shared = shared_memory(layout.size);
   const long long tile = (long long)call.shape.views * call.shape.classes;
   OneThread block;
-  for (long long b; (b = call.next.fetch_add(1, std::memory_order_relaxed)) < call.images;) {
-    Objective<OneThread, T, AVERAGE>(
-        block, call.shape, call.weights, static_cast<const T*>(call.logits) + b * call.image_stride,
-        call.view_stride, AVERAGE == NONE ? 0 : call.targets[b],
-        call.gradient ? static_cast<T*>(call.gradient) + b * tile : nullptr, shared)
-        .run(call.nll + b, call.kl + b);
-  }
+  const T* const logits = static_cast<const T*>(call.logits);
+  // Every `threads`-th image is a share: a thread knows its next image, which can be on its way. If
+  // fewer threads come than were asked for, some do several shares.
+  for (int share; (share = call.next_share.fetch_add(1, std::memory_order_relaxed)) < call.threads;)
+    for (long long b = share; b < call.images; b += call.threads) {
+      const long long next = b + call.threads;
+      Objective<OneThread, T, AVERAGE>(
+          block, call.shape, call.weights, logits + b * call.image_stride, call.view_stride,
+          AVERAGE == NONE ? 0 : call.targets[b],
+          call.gradient ? static_cast<T*>(call.gradient) + b * tile : nullptr, shared,
+          next < call.images ? logits + next * call.image_stride : nullptr)
+          .run(call.nll + b, call.kl + b);
+    }
 }
 
 typedef void (*Work)(void*);
@@ -107,7 +114,8 @@ extern "C" long long fastaug_objective(const Arguments* a) {
       if (a->targets[b] < 0 || a->targets[b] >= a->classes) return b;
   Call call = {a->logits, a->targets, a->gradient, a->nll, a->kl, a->images, a->image_stride,
                a->view_stride, {a->views, a->classes, chunk_width(a->views, a->classes)},
-               {a->kl_weight, a->smoothing, a->mean ? 1.f / a->images : 1.f}, {0}};
+               {a->kl_weight, a->smoothing, a->mean ? 1.f / a->images : 1.f},
+               a->threads > 1 ? a->threads : 1, {0}};
   const Work work = a->dtype == 0   ? work_for<float>(a->average)
                     : a->dtype == 1 ? work_for<f16>(a->average)
                                     : work_for<bf16>(a->average);

@@ -66,13 +66,16 @@ class Objective {
 
  public:
   // logits: the first view's; view_stride: elements between views; gradient: [K, C], or null for
-  // the values alone. A target that is no class gives nll = NaN.
+  // the values alone; next_logits: of the image that this thread has next, or null. A target that
+  // is no class gives nll = NaN.
   FASTAUG_METHOD Objective(Block& block, Shape shape, Weights weights, const T* logits,
-                           long long view_stride, long long target, T* gradient, float* shared)
+                           long long view_stride, long long target, T* gradient, float* shared,
+                           const T* next_logits = nullptr)
       : block(block), K(shape.views), C(shape.classes), width(shape.width), weights(weights),
         logits(logits), view_stride(view_stride),
         target(target >= 0 && target < shape.classes ? (int)target : -1), gradient(gradient),
-        at(shape.views, shape.width, block.teams, Block::row_stride(shape.width)), shared(shared) {}
+        at(shape.views, shape.width, block.teams, Block::row_stride(shape.width)), shared(shared),
+        next_logits(next_logits) {}
 
   FASTAUG_METHOD void run(float* nll, float* kl) {
     const bool whole = C <= width;
@@ -123,6 +126,7 @@ class Objective {
   T* const gradient;
   const Layout at;
   float* const shared;
+  const T* const next_logits;
 
   FASTAUG_METHOD int columns_here(int first) const {
     return C - first < width ? C - first : width;
@@ -267,6 +271,7 @@ class Objective {
 
       Value x_sum = {}, kl = {};
       for (int k = 0; k < K; ++k) {
+        if (next_logits) block.will_read(next_logits + k * view_stride + first + c);
         const Value d = ((cell(at.z, k, c) - z_0) - beyond) - row(at.delta, k);
         const Value e = cell(at.e, k, c);
         const Value p = e * (AVERAGE == PROBS ? largest_p : Value{} + row(at.inverse_sum, k));
@@ -336,10 +341,12 @@ class Objective {
       const float v_sum =
           (whole ? sum_row_of_v(k, C) : row(at.v_sum, k)) * scale + totals.common;
       T* to = gradient + (long long)k * C + first;
-      for (int c = block.lane * LANES; c < here; c += block.lanes * LANES)
+      for (int c = block.lane * LANES; c < here; c += block.lanes * LANES) {
+        block.will_write(to + 2 * C + c);  // two rows ahead
         store(to + c, here - c,
               weights.gradient *
                   ((cell(at.e, k, c) * scale + column(at.common, c)) - cell(at.z, k, c) * v_sum));
+      }
     }
   }
 };

@@ -57,6 +57,8 @@ struct Threaded {
       : meeting(meeting), thread(thread), threads(teams * lanes), team(thread / lanes),
         teams(teams), lane(thread % lanes), lanes(lanes) {}
   void sync() { meeting.block.wait(); }
+  void will_read(const void*) {}
+  void will_write(const void*) {}
   template <class Fold>
   float over_team(float x, Fold fold) {
     Barrier& barrier = *meeting.team_barriers[team];
