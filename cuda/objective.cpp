@@ -11,8 +11,11 @@
 namespace fastaug {
 namespace {
 
-// The tiles of an image (p and v) should stay in a core's second-level cache.
-constexpr long long TILE_BYTES = 256 * 1024;
+// Both tiles of an image: what a core has of the third-level cache. Chunks for the second-level one
+// would be loaded and computed three times, which takes 1.4 to 1.8 times as long.
+#ifndef FASTAUG_TILE_BYTES
+#define FASTAUG_TILE_BYTES (3072 * 1024)
+#endif
 
 struct Call {
   const void* logits;
@@ -78,8 +81,8 @@ Work work_for(int average) {
 }
 
 int chunk_width(int views, int classes) {
-  const long long fits = TILE_BYTES / (2 * sizeof(float) * views);
-  const long long width = classes < fits ? classes : fits;
+  const long long fits = FASTAUG_TILE_BYTES / (2 * sizeof(float) * views);
+  const long long width = classes < fits ? classes : fits > 0 ? fits : 1;
   return (int)((width + LANES - 1) / LANES * LANES);
 }
 

@@ -48,6 +48,7 @@ def scaled(values: float = 1, gradient: float = 1) -> Change:
 def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_KERNELS", dict(registry._KERNELS))
     monkeypatch.setattr(registry, "_found", {})
+    monkeypatch.setattr(registry, "_said", set())
 
 
 class TestNames:
@@ -145,8 +146,8 @@ class TestAuto:
         self, monkeypatch: pytest.MonkeyPatch, *kernels: ReferenceKernel, calls: int = 3
     ) -> Tensor:
         monkeypatch.setattr(registry, "_OWN", (*kernels, registry._REFERENCE))
-        z = torch.ones(1, 2, 3)
-        return [fastaug.pairwise_kl(z) for _ in range(calls)][-1]
+        shapes = [(1, 2, 3 + call) for call in range(calls)]
+        return [fastaug.pairwise_kl(torch.ones(shape)) for shape in shapes][-1]
 
     def test_the_first_that_is_admitted_is_taken_and_said_once(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -27,6 +27,7 @@ _REFERENCE = ReferenceKernel()
 _OWN: tuple[Kernel, ...] = (CudaKernel(), TritonKernel(), NativeKernel(), _REFERENCE)
 _KERNELS: dict[str, Kernel] = {kernel.name: kernel for kernel in _OWN}
 _found: dict[object, Kernel] = {}
+_said: set[str] = set()
 
 
 def register_kernel(name: str, kernel: Kernel) -> None:
@@ -97,10 +98,17 @@ def _automatic(logits: Tensor) -> Kernel:
             continue
         report = admission_of(kernel, logits.device)
         if report.admitted:
-            log.info("loss kernel: %s", kernel.name)
+            _say(logging.INFO, f"loss kernel: {kernel.name}")
             return kernel
-        log.warning("%s", report)
+        _say(logging.WARNING, str(report))
     raise KernelUnavailable(f"no loss kernel takes {logits.dtype} logits on {logits.device}")
+
+
+def _say(level: int, text: str) -> None:
+    """Once: other shapes of logits are other questions with mostly the same answer."""
+    if text not in _said:
+        _said.add(text)
+        log.log(level, text)
 
 
 def _named(name: str | Kernel, logits: Tensor) -> Kernel:
