@@ -173,7 +173,7 @@ def _run(*command: str) -> str:
     if done.returncode != 0:
         lines = done.stderr.splitlines() or [f"exit code {done.returncode}"]
         first = next((line for line in lines if "error" in line), lines[0])
-        raise KernelUnavailable(f"{command[0]} cannot compile it (g++ 12 or clang 15 can): {first}")
+        raise KernelUnavailable(f"{command[0]} cannot compile it (g++ 12 can): {first}")
     return done.stdout
 
 
