@@ -210,6 +210,19 @@ class TestCalls:
             atol=0,
         )
 
+    def test_other_defaults_of_torch_change_nothing(self, own: native.NativeKernel) -> None:
+        z, y = torch.randn(3, 2, 7), torch.tensor([0, 6, 3])
+        expected = own.value_and_grad(z, y, **self.settings())
+        torch.set_default_dtype(torch.float64)
+        try:
+            with torch.device("meta"):
+                found = own.value_and_grad(z, y, **self.settings())
+                mean, *_ = own.mean_and_grad(z, y, "losses", 1.0, 0.1)
+        finally:
+            torch.set_default_dtype(torch.float32)
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+        assert (mean.dtype, mean.device.type) == (torch.float32, "cpu")
+
     def test_no_images(self, own: native.NativeKernel) -> None:
         z, y = torch.empty(0, 4, 7), torch.empty(0, dtype=torch.int64)
         nll, kl, grad = own.value_and_grad(z, y, **self.settings())

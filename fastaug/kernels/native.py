@@ -24,6 +24,7 @@ _FLAGS = (
     *("-O3", "-march=native", "-std=c++17", "-fPIC", "-shared", "-pthread", "-w"),
     *("-fno-math-errno", "-fno-trapping-math"),  # else comparisons do not become vector masks
 )
+_CPU = torch.device("cpu")
 _DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 _AVERAGES = {"losses": 0, "probs": 1, "logits": 2, None: 3}
 # `Arguments` of objective.cpp
@@ -85,12 +86,14 @@ def _run_on(
     if class_stride != 1:
         logits = logits.contiguous()
         image_stride, view_stride, _ = logits.stride()
-    nll, kl = torch.empty(images), torch.empty(images)
-    mean = torch.empty(()) if need_mean else None
+    # Said each time: the default dtype and device are the user's to change.
+    nll = torch.empty(images, dtype=torch.float32, device=_CPU)
+    kl = torch.empty(images, dtype=torch.float32, device=_CPU)
+    mean = torch.empty((), dtype=torch.float32, device=_CPU) if need_mean else None
     grad = None
-    if need_grad:  # empty_like is quicker than empty, and keeps the order of strides
+    if need_grad:  # empty_like is quicker than new_empty, and keeps the order of strides
         dense = logits.is_contiguous()
-        grad = torch.empty_like(logits) if dense else torch.empty(logits.shape, dtype=logits.dtype)
+        grad = torch.empty_like(logits) if dense else logits.new_empty(logits.shape)
     if targets is not None:
         targets = targets.contiguous()
     library, openmp = _library()
