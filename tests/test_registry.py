@@ -192,6 +192,7 @@ class TestAdmission:
                 lambda nll, kl, grad: (nll, kl, grad if grad is None else grad * torch.nan),
                 "off by nan x",
             ),
+            (lambda nll, kl, grad: (nll * torch.nan, kl, grad), "nll off by nan x"),
             (lambda nll, kl, grad: (nll, kl, None), "the gradient is missing"),
             (lambda nll, kl, grad: (nll.double(), kl, grad), "nll must be torch.float32"),
             (lambda nll, kl, grad: (nll, kl[:1], grad), r"kl must be .* of shape \[3\]"),

@@ -44,7 +44,8 @@ def available_kernels(logits: Tensor | None = None) -> dict[str, str | None]:
 
     Those of fastaug, the registered ones, and those that installed distributions offer.
     """
-    logits = torch.empty(1, 2, 2) if logits is None else logits
+    if logits is None:
+        logits = torch.empty(1, 2, 2, dtype=torch.float32, device="cpu")
     return {name: _why_not(name, logits) for name in dict.fromkeys([*_KERNELS, *_offered()])}
 
 
