@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import platform
@@ -244,8 +243,8 @@ class TestCalls:
 
 class TestBuild:
     @pytest.fixture
-    def load(self, own_cache: Path) -> Callable[[], ctypes._NamedFuncPointer]:
-        return native._load
+    def load(self, own_cache: Path) -> Callable[[], Path]:
+        return native._build
 
     def test_it_is_compiled_once(
         self, load: Callable[[], object], caplog: pytest.LogCaptureFixture

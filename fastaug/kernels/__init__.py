@@ -4,7 +4,6 @@ from fastaug.kernels.admission import KernelReport
 from fastaug.kernels.autograd import evaluate
 from fastaug.kernels.contract import Average, Kernel
 from fastaug.kernels.registry import (
-    admission_of,
     available_kernels,
     check_kernel,
     find_kernel,
@@ -16,7 +15,6 @@ __all__ = [
     "Average",
     "Kernel",
     "KernelReport",
-    "admission_of",
     "available_kernels",
     "check_kernel",
     "evaluate",

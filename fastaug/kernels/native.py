@@ -44,8 +44,8 @@ class NativeKernel:
         return _why_not()
 
     def sources(self) -> tuple[Path, ...]:
-        folder = source_folder()
-        return (*(folder / name for name in _SOURCES), Path(__file__))
+        # The library, too: another CPU or compiler makes another one of the same sources.
+        return Path(__file__), _build()
 
     def value_and_grad(
         self,
@@ -139,10 +139,11 @@ def _why_not() -> str | None:
 @cache
 def _library() -> tuple[ctypes._NamedFuncPointer, int]:
     """The compiled function, and OpenMP's entry for it."""
-    return _load(), _openmp()
+    return _open(_build()), _openmp()
 
 
-def _load() -> ctypes._NamedFuncPointer:
+def _build() -> Path:
+    """The library, compiled if it is not in the cache; its name holds all that decides it."""
     compiler = cpp_compiler()
     if compiler is None:
         raise KernelUnavailable("needs a C++ compiler: install g++ or clang++, or set CXX")
@@ -155,7 +156,7 @@ def _load() -> ctypes._NamedFuncPointer:
     # Another compiler or another CPU (a home folder is often shared) makes another library.
     sources = [source_folder() / name for name in _SOURCES]
     name = digest(sources, *_FLAGS, _run(compiler, "--version"), _cpu())
-    return _open(built(f"objective-{name}.so", compile_it))
+    return built(f"objective-{name}.so", compile_it)
 
 
 def _open(file: Path) -> ctypes._NamedFuncPointer:

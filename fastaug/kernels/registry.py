@@ -97,7 +97,7 @@ def _automatic(logits: Tensor) -> Kernel:
     for kernel in _OWN:
         if kernel.supports(logits) is not None:
             continue
-        report = admission_of(kernel, logits.device)
+        report = _admission_of(kernel, logits.device)
         if report.admitted:
             _say(logging.INFO, f"loss kernel: {kernel.name}")
             return kernel
@@ -116,13 +116,13 @@ def _named(name: str | Kernel, logits: Tensor) -> Kernel:
     kernel = load_kernel(name) if isinstance(name, str) else name
     if reason := kernel.supports(logits):
         raise KernelUnavailable(f"kernel {kernel.name!r} cannot run here: {reason}")
-    report = admission_of(kernel, logits.device)
+    report = _admission_of(kernel, logits.device)
     if not report.admitted:
         raise KernelUnavailable(f"{report}")
     return kernel
 
 
-def admission_of(kernel: Kernel, device: torch.device) -> KernelReport:
+def _admission_of(kernel: Kernel, device: torch.device) -> KernelReport:
     """The reference is what others are compared with: it is admitted."""
     if type(kernel) is ReferenceKernel:
         return KernelReport(kernel.name, str(device), True, 0, "the others are compared with it")
