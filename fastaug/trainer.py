@@ -7,28 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from fastaug.batch import ViewBatch
 from fastaug.checkpoint import load_checkpoint, save_checkpoint
 from fastaug.config import TrainConfig
 from fastaug.console import RunConsole
 from fastaug.data.sources import open_source
-from fastaug.device import (
-    autocast,
-    avoid_broken_cpu_arithmetic,
-    check_compiler,
-    resolve_device,
-)
+from fastaug.device import avoid_broken_cpu_arithmetic, check_compiler, resolve_device
 from fastaug.errors import CheckpointError
 from fastaug.evaluation import Evaluation
 from fastaug.interrupt import Interrupted, InterruptRequest
 from fastaug.kernels import find_kernel
+from fastaug.learner import Learner
 from fastaug.loaders import build_loader, survey_images
-from fastaug.models import build_configured_model
-from fastaug.objectives import objective
-from fastaug.optim import build_optimiser, learning_rate
+from fastaug.optim import learning_rate
 from fastaug.picture import draw_views
 from fastaug.telemetry import Meter, RunFolder, Speedometer, environment
 
@@ -51,11 +42,7 @@ class Trainer:
         classes = len(self.train_images.classes)
         # Here rather than at the first step: a wrong name ends the run before it has begun.
         find_kernel(config.kernel, torch.empty(1, config.views, classes, device=self.device))
-        self.model = build_configured_model(config, classes).to(self.device)
-        self.network = torch.compile(self.model) if config.compile else self.model
-        self.optimiser = build_optimiser(self.model, config)
-        self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "fp16")
-        self.ema = _moving_average(self.model, config.ema)
+        self.learner = Learner(config, classes, self.device)
         self.loader = build_loader(config, self.train_images)
         self.steps_per_epoch = len(self.loader) // config.accumulate
         self.total_steps = config.epochs * self.steps_per_epoch
@@ -112,19 +99,22 @@ class Trainer:
 
     def _train_rest_of_epoch(self) -> None:
         config = self.config
-        self.model.train()
+        self.learner.model.train()
         self.speed.start(self.step)
         part = 0
         for batch in self.loader:
             if self.step == 0 and part == 0:
                 picture = draw_views(self.train_images, batch, config)
                 self.folder.write_picture("views", picture)
-            self._backward(batch.to(self.device), share=1 / config.accumulate)
+            share = 1 / config.accumulate
+            terms = self.learner.backward(batch.to(self.device), share)
+            self.meter.add(*terms, weight=share)
             part += 1
             if part < config.accumulate:
                 continue
             part = 0
-            self._update()
+            self.learner.update(learning_rate(self.step, self.steps_per_epoch, config))
+            self.step += 1
             self.console.advance()
             if self.step % config.log_every == 0 or self.step % self.steps_per_epoch == 0:
                 self._log("train", self.meter.read())
@@ -137,36 +127,7 @@ class Trainer:
                 return
             self.interrupt.check()
 
-    def _backward(self, batch: ViewBatch, share: float) -> None:
-        config = self.config
-        with autocast(self.device, config.precision):
-            logits = self.network(batch.flat)
-        terms = objective(
-            logits.float().unflatten(0, batch.views.shape[:2]),
-            batch.labels,
-            average=config.average,
-            kl_weight=config.kl_weight,
-            label_smoothing=config.label_smoothing,
-            kernel=config.kernel,
-        )
-        self.scaler.scale(terms.loss * share).backward()
-        self.meter.add(*terms, weight=share)
-
-    def _update(self) -> None:
-        for group in self.optimiser.param_groups:
-            group["lr"] = learning_rate(self.step, self.steps_per_epoch, self.config)
-        self.scaler.step(self.optimiser)
-        self.scaler.update()
-        self.optimiser.zero_grad(set_to_none=True)
-        if self.ema is not None:
-            self.ema.update_parameters(self.model)
-        self.step += 1
-
     # --- evaluation and records ---
-
-    @property
-    def evaluated_model(self) -> nn.Module:
-        return self.model if self.ema is None else self.ema.module
 
     def _evaluate_finished_epoch(self) -> None:
         """After an epoch; on resume also if the run was ended before its evaluation was."""
@@ -195,7 +156,9 @@ class Trainer:
             self.console.evaluating(done, total)
 
         try:
-            return self.evaluation.measure(self.evaluated_model, views=views, on_batch=on_batch)
+            return self.evaluation.measure(
+                self.learner.evaluated_model, views=views, on_batch=on_batch
+            )
         except RuntimeError:  # as in _train: workers that a signal has ended
             self.interrupt.check()
             raise
@@ -219,7 +182,7 @@ class Trainer:
             "total_steps": self.total_steps,
             "measures": measures,
             "best_top1": self.best_top1 if self.best_top1 >= 0 else measures["top1"],
-            "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
+            "parameters": sum(parameter.numel() for parameter in self.learner.model.parameters()),
             "timing": timing,
             "environment": environment(self.device),
         }
@@ -272,10 +235,7 @@ class Trainer:
         return {
             "config": self.config.to_dict(),
             "classes": list(self.train_images.classes),
-            "model": self.model.state_dict(),
-            "ema": None if self.ema is None else self.ema.state_dict(),
-            "optimiser": self.optimiser.state_dict(),
-            "scaler": self.scaler.state_dict(),
+            **self.learner.state_dict(),
             "step": self.step,
             "evaluated_epochs": self.evaluated_epochs,
             "best_top1": self.best_top1,
@@ -294,11 +254,7 @@ class Trainer:
                 f"{name} was trained on other classes than {self.config.data} has"
             )
         self.loader.load_state_dict(state["loader"])
-        self.model.load_state_dict(state["model"])
-        if self.ema is not None:
-            self.ema.load_state_dict(state["ema"])
-        self.optimiser.load_state_dict(state["optimiser"])
-        self.scaler.load_state_dict(state["scaler"])
+        self.learner.load_state_dict(state)
         self.meter.load_state_dict(state["meter"])
         self.step = state["step"]
         self.evaluated_epochs = state["evaluated_epochs"]
@@ -306,9 +262,3 @@ class Trainer:
         torch.set_rng_state(state["random"]["cpu"])
         if self.device.type == "cuda" and state["random"]["cuda"] is not None:
             torch.cuda.set_rng_state(state["random"]["cuda"], self.device)
-
-
-def _moving_average(model: nn.Module, decay: float) -> AveragedModel | None:
-    if decay == 0:
-        return None
-    return AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay), use_buffers=True)

@@ -14,7 +14,7 @@ LAYERS = [
     {"__main__"},
     {"train", "evaluate", "preview", "scan", "doctor"},
     {"cli", "trainer"},
-    {"evaluation", "installed"},
+    {"evaluation", "installed", "learner"},
     {"loaders", "objectives", "models", "optim", "checkpoint", "telemetry", "console", "picture"},
     {"pipelines", "machine"},
     {"data", "kernels"},

@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastaug import evaluate, trainer
+from fastaug import evaluate, learner, trainer
 from fastaug.checkpoint import load_checkpoint
 from fastaug.config import TrainConfig
 from fastaug.errors import CheckpointError, ConfigError, DataError
@@ -288,8 +288,8 @@ def test_an_error_in_the_middle_of_a_step_loses_no_step(
             raise RuntimeError("out of memory")
         return objective(*args, **kwargs)
 
-    objective = trainer.objective
-    monkeypatch.setattr(trainer, "objective", fails_once)
+    objective = learner.objective
+    monkeypatch.setattr(learner, "objective", fails_once)
     with pytest.raises(RuntimeError, match="out of memory"):
         run(config)
     folder = Path(config.out)
