@@ -8,11 +8,12 @@ BIN := $(FASTAUG_VENV)/bin
 # Names what is installed: the requirements, this folder (the install is editable) and the Python.
 INSTALLED := $(FASTAUG_VENV)/.installed-$(shell { cat setup.py pyproject.toml constraints.txt; pwd; $(PYTHON) --version; } | cksum | tr ' ' -)
 
-.PHONY: help train test check install clean
+.PHONY: help train test bench check install clean
 
 help:
 	@echo "make train   train on the built-in data set, in about 3 minutes on two cores"
 	@echo "make test    run the tests"
+	@echo "make bench   images per second versus K and what GPUs should do, quick forms, in about 2 minutes"
 	@echo "make check   ruff, ruff format --check, mypy"
 	@echo "make install make the virtual environment ($(FASTAUG_VENV)) and install fastaug into it"
 	@echo "make clean   remove $(FASTAUG_VENV) and caches of the tools"
@@ -22,6 +23,11 @@ train: $(INSTALLED)
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -n auto $(ARGS)
+
+# Beside the committed results, not into them: those are of full runs.
+bench: $(INSTALLED)
+	$(BIN)/python benchmarks/throughput.py --quick --out runs/bench $(ARGS)
+	$(BIN)/python benchmarks/predict.py --quick --check runs/bench/throughput.csv --out runs/bench
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .

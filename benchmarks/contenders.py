@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import timing
 import torch
 import torch.nn.functional as F
+from timing import Unfit
 from torch import Tensor
 
 import fastaug
@@ -72,10 +73,6 @@ class Contender:
 
 
 Build = Callable[[Inputs], Contender]
-
-
-class Unfit(Exception):
-    """Why a contender does not take part, as its row's status."""
 
 
 def contenders(names: Sequence[str] = ()) -> dict[str, Build]:

@@ -37,8 +37,8 @@ from contenders import (
 )
 from kernel_plot import draw
 from kernel_report import MEMORY, PAPER_STEP, show, verdicts
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from progress import progress_bar
+from rich.progress import Progress
 from torch import Tensor
 
 from fastaug import cli
@@ -172,18 +172,7 @@ def measure(options: Options, device: torch.device, file: records.Records, about
     said: set[str] = set()
     for number, case in enumerate(cases := options.cases(), start=1):
         rows: list[Row] = []
-        screen = Console(stderr=True)
-        bar = Progress(
-            TextColumn(f"case {number} of {len(cases)}, {case}:"),
-            BarColumn(bar_width=20),
-            TextColumn("{task.description}"),
-            TimeElapsedColumn(),
-            console=screen,
-            transient=True,
-            disable=not screen.is_terminal,
-            redirect_stdout=False,
-            redirect_stderr=False,
-        )
+        bar = progress_bar(f"case {number} of {len(cases)}, {case}:")
         try:
             with bar, warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # torch.compile has many, none for us to mend

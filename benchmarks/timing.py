@@ -28,7 +28,11 @@ SAMPLE_SECONDS = 0.005
 
 Call = Callable[[], object]
 Key = TypeVar("Key", bound=Hashable)
-Number = TypeVar("Number", int, float)
+Sample = TypeVar("Sample")
+
+
+class Unfit(Exception):
+    """Why a contender does not take part, as its row's status."""
 
 
 class Quantiles(NamedTuple):
@@ -86,36 +90,55 @@ def take_turns(
     device: torch.device,
     on_round: Callable[[int], object] = lambda done: None,
 ) -> dict[Key, Exception]:
-    """Fill samples with the seconds per call of each round; give the calls that raised, and what.
-
-    Only whole rounds are in samples: whoever interrupts keeps them, pair by pair.
-    """
-    failed: dict[Key, Exception] = {}
+    """interleave, of calls that are too short to be timed alone: samples are seconds per call."""
     loops: dict[Key, int] = {}
 
-    def attempt(key: Key, measure: Callable[[], Number]) -> dict[Key, Number]:
-        try:
-            return {key: measure()}
-        except Exception as error:
-            failed[key] = error
-            samples.pop(key, None)
-            return {}
+    def sample(key: Key) -> float:
+        return seconds_of(calls[key], loops[key], device) / loops[key]
 
+    failed: dict[Key, Exception] = {}
     for key, call in calls.items():
-        loops |= attempt(key, partial(calibrate, call, device))
-    samples.update({key: [] for key in loops})
-    order, shuffle = list(loops), random.Random(0).shuffle
+        try:
+            loops[key] = calibrate(call, device)
+        except Exception as error:  # noqa: PERF203
+            failed[key] = error
+    measures = {key: partial(sample, key) for key in loops}
+    try:
+        return failed | interleave(measures, samples, rounds=rounds, on_round=on_round)
+    finally:  # interrupted: whole rounds alone, so that ratios are of pairs
+        whole = min(map(len, samples.values()), default=0)
+        for taken in samples.values():
+            del taken[whole:]
+
+
+def interleave(
+    measures: Mapping[Key, Callable[[], Sample]],
+    samples: dict[Key, list[Sample]],
+    *,
+    rounds: int,
+    on_round: Callable[[int], object] = lambda done: None,
+    on_turn: Callable[[Key], object] = lambda key: None,
+) -> dict[Key, Exception]:
+    """Fill samples with what each measure gave in each round; give those that raised, and what.
+
+    Sample number r of each is of round r: whoever interrupts may find some with one less.
+    """
+    failed: dict[Key, Exception] = {}
+    samples.update({key: [] for key in measures})
+    order, shuffle = list(measures), random.Random(0).shuffle
     gc.collect()
     gc.disable()  # as timeit does
     try:
         for done in range(rounds):
             on_round(done)
             shuffle(order)
-            taken: dict[Key, float] = {}
-            for key in (key for key in order if key not in failed):
-                taken |= attempt(key, partial(seconds_of, calls[key], loops[key], device))
-            for key, seconds in taken.items():
-                samples[key].append(seconds / loops[key])
+            for key in [key for key in order if key not in failed]:
+                on_turn(key)
+                try:
+                    samples[key].append(measures[key]())
+                except Exception as error:
+                    failed[key] = error
+                    del samples[key]
     finally:
         gc.enable()
     return failed

@@ -13,12 +13,10 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import tempfile
 import time
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 from nvidia.dali import fn, math, pipeline_def, types
@@ -27,7 +25,7 @@ from nvidia.dali.auto_aug.core import augmentation
 from nvidia.dali.auto_aug.rand_augment import apply_rand_augment
 from nvidia.dali.data_node import DataNode
 from nvidia.dali.pipeline import Pipeline
-from PIL import Image
+from photos import photo_folder
 
 from fastaug.config import TrainConfig
 from fastaug.data.images import ImageSet
@@ -51,8 +49,8 @@ IMAGES = 32
 def main() -> None:
     options = _options()
     # DALI's own augmentations call operators by names that DALI has deprecated.
-    with warnings.catch_warnings(record=True), tempfile.TemporaryDirectory() as folder:
-        photos = survey(open_split_or_flat(options.data or make_photos(Path(folder)), "train"))
+    with warnings.catch_warnings(record=True):
+        photos = survey(open_split_or_flat(options.data or str(photo_folder()), "train"))
         rng = np.random.default_rng(0)
         small = rng.integers(0, 256, (2000, 32, 32, 3), np.uint8)
         labels = np.zeros(len(small), np.int64)
@@ -260,19 +258,6 @@ def _plan(indices: np.ndarray, images: ImageSet, config: TrainConfig) -> dict[st
     assert images.manifest is not None
     plans = draw_plans(config, 0, TRAIN_VIEWS, indices, images.manifest.sizes[indices])
     return plan_inputs(plans, config)
-
-
-def make_photos(folder: Path) -> str:
-    """Pictures of 500 x 375 with the detail of photographs, for want of --data."""
-    rng = np.random.default_rng(0)
-    for number in range(64):
-        picture = np.zeros((375, 500, 3))
-        for octave in (4, 16, 64, 256):
-            noise = rng.integers(0, 256, (octave * 3 // 4, octave, 3), np.uint8)
-            picture += np.asarray(Image.fromarray(noise).resize((500, 375))) * 4 / octave
-        picture *= 255 / picture.max()
-        Image.fromarray(picture.astype(np.uint8)).save(folder / f"{number:02}.jpg", quality=90)
-    return str(folder)
 
 
 def _options() -> argparse.Namespace:

@@ -137,6 +137,9 @@ class TrainConfig:
     """Steps between two readings of the metrics from the device."""
     checkpoint_every: int = 0
     """Steps between two checkpoints; 0 is after every epoch alone."""
+    profile: bool = False
+    """Write a Chrome trace of a few steps to trace.json in the run folder, with named ranges (NVTX
+    too on a GPU). Of DALI it shows what training feeds it and waits for, not its own threads."""
     debug: bool = False
     """Show the traceback of an error."""
 
@@ -388,5 +391,6 @@ _FREE_ON_RESUME = {
     "resume",
     "log_every",
     "checkpoint_every",
+    "profile",
     "debug",
 }

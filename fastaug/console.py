@@ -89,7 +89,8 @@ class RunConsole:
             (
                 "training",
                 f"{timing['train_seconds']:.0f} s, {timing['images_per_s']:,.0f} images/s, "
-                f"{timing['views_per_s']:,.0f} views/s",
+                f"{timing['views_per_s']:,.0f} views/s, "
+                f"{100 * timing['wait_for_data']:.0f}% waiting for data",
             ),
         ]
         show_table("fastaug", rows, self._console)

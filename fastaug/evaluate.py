@@ -12,7 +12,7 @@ from fastaug.checkpoint import evaluated_weights, load_checkpoint
 from fastaug.config import EvaluateConfig, TrainConfig
 from fastaug.console import measure_rows, show_table
 from fastaug.data.sources import check_classes, open_split
-from fastaug.device import avoid_broken_cpu_arithmetic, resolve_device
+from fastaug.device import avoid_broken_cpu_arithmetic, keep_freed_memory, resolve_device
 from fastaug.errors import ConfigError
 from fastaug.evaluation import Evaluation
 from fastaug.loaders import survey_images
@@ -42,6 +42,7 @@ def main(args: Sequence[str]) -> int:
     check_classes(images, tuple(state["classes"]), str(path))
     device = resolve_device(options.device)
     avoid_broken_cpu_arithmetic(device, config.precision)
+    keep_freed_memory(device)
     model = build_configured_model(config, len(images.classes))
     model.load_state_dict(evaluated_weights(state))
     images = survey_images(config, images)

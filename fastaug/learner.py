@@ -14,6 +14,7 @@ from fastaug.device import autocast
 from fastaug.models import build_configured_model
 from fastaug.objectives import ObjectiveTerms, objective
 from fastaug.optim import build_optimiser
+from fastaug.ranges import named
 
 
 class Learner:
@@ -35,28 +36,32 @@ class Learner:
     def backward(self, batch: ViewBatch, share: float = 1.0) -> ObjectiveTerms:
         """Add the gradient of a part of a step, whose share of the step it is."""
         config = self.config
-        with autocast(self.device, config.precision):
+        with named("forward"), autocast(self.device, config.precision):
             logits = self.network(batch.flat)
-        terms = objective(
-            logits.float().unflatten(0, batch.views.shape[:2]),
-            batch.labels,
-            average=config.average,
-            kl_weight=config.kl_weight,
-            label_smoothing=config.label_smoothing,
-            kernel=config.kernel,
-        )
-        self.scaler.scale(terms.loss * share).backward()
+        with named("objective"):
+            terms = objective(
+                logits.float().unflatten(0, batch.views.shape[:2]),
+                batch.labels,
+                average=config.average,
+                kl_weight=config.kl_weight,
+                label_smoothing=config.label_smoothing,
+                kernel=config.kernel,
+            )
+        with named("backward"):
+            self.scaler.scale(terms.loss * share).backward()
         return terms
 
     def update(self, rate: float) -> None:
         """Change the weights by the gradient so far, which is then gone."""
-        for group in self.optimiser.param_groups:
-            group["lr"] = rate
-        self.scaler.step(self.optimiser)
-        self.scaler.update()
-        self.optimiser.zero_grad(set_to_none=True)
-        if self.ema is not None:
-            self.ema.update_parameters(self.model)
+        with named("optimiser"):
+            for group in self.optimiser.param_groups:
+                group["lr"] = rate
+            self.scaler.step(self.optimiser)
+            self.scaler.update()
+            self.optimiser.zero_grad(set_to_none=True)
+            if self.ema is not None:
+                with named("ema"):
+                    self.ema.update_parameters(self.model)
 
     def state_dict(self) -> dict[str, Any]:
         return {

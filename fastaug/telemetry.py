@@ -6,6 +6,8 @@ import json
 import os
 import platform
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -57,30 +59,46 @@ class Meter:
 
 
 class Speedometer:
-    """Images and views per second of training, without the evaluations between the epochs."""
+    """Images and views per second of training, without the evaluations between the epochs; and the
+    share of the time, 0 to 1, that it waited for the loader."""
 
     def __init__(self, batch_size: int, views: int) -> None:
         self._batch_size, self._views = batch_size, views
-        self._seconds = 0.0
+        self._seconds = self._waited = 0.0
         self._steps = 0
 
     def start(self, step: int) -> None:
         self._since, self._since_step = time.perf_counter(), step
+        self._waited_since = 0.0
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Around what the training waits for, between start and read."""
+        started = time.perf_counter()
+        yield
+        self._waited_since += time.perf_counter() - started
 
     def read(self, step: int) -> dict[str, float]:
         """The rates since the last reading."""
         seconds, steps = time.perf_counter() - self._since, step - self._since_step
+        waited = self._waited_since
         self._seconds += seconds
+        self._waited += waited
         self._steps += steps
         self.start(step)
-        return self._rates(steps, seconds)
+        return self._rates(steps, seconds, waited)
 
     def whole_run(self) -> dict[str, float]:
-        return {"train_seconds": self._seconds, **self._rates(self._steps, self._seconds)}
+        rates = self._rates(self._steps, self._seconds, self._waited)
+        return {"train_seconds": self._seconds, **rates}
 
-    def _rates(self, steps: int, seconds: float) -> dict[str, float]:
+    def _rates(self, steps: int, seconds: float, waited: float) -> dict[str, float]:
         views_per_s = steps * self._batch_size / seconds if seconds else 0.0
-        return {"images_per_s": views_per_s / self._views, "views_per_s": views_per_s}
+        return {
+            "images_per_s": views_per_s / self._views,
+            "views_per_s": views_per_s,
+            "wait_for_data": waited / seconds if seconds else 0.0,
+        }
 
 
 class RunFolder:
@@ -165,10 +183,10 @@ def write_event_picture(folder: Path, name: str, picture: Image) -> None:
         events.add_image(name, np.asarray(picture), 0, dataformats="HWC")
 
 
-def write_json(path: Path, value: dict[str, Any]) -> None:
+def write_json(path: Path, value: dict[str, Any], indent: int | None = 2) -> None:
     """Whole or not at all."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+    temporary.write_text(json.dumps(value, indent=indent) + "\n", encoding="utf-8")
     os.replace(temporary, path)
 
 

@@ -36,9 +36,9 @@ def configure(args: Sequence[str]) -> tuple[TrainConfig, Path | None]:
     if checkpoint is not None:
         default = TrainConfig.from_dict(load_checkpoint(checkpoint)["config"])
         # Only last.pt goes on in its folder: from an older one, later work would be written over.
-        # --max-steps ended the earlier invocation, not the run.
+        # --max-steps ended the earlier invocation, not the run; --profile and --debug were its own.
         out = str(checkpoint.parent) if checkpoint.name == "last.pt" else ""
-        default = replace(default, out=out, max_steps=0, debug=False)
+        default = replace(default, out=out, max_steps=0, profile=False, debug=False)
     else:
         default = get_recipe(named["recipe"] or TrainConfig.recipe)
     config = cli.parse(TrainConfig, args, prog="python -m fastaug.train", default=default)

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from fastaug.batch import ViewBatch
 from fastaug.checkpoint import load_checkpoint, save_checkpoint
 from fastaug.config import TrainConfig
 from fastaug.console import RunConsole
 from fastaug.data.sources import open_source
-from fastaug.device import avoid_broken_cpu_arithmetic, check_compiler, resolve_device
+from fastaug.device import (
+    avoid_broken_cpu_arithmetic,
+    check_compiler,
+    keep_freed_memory,
+    resolve_device,
+)
 from fastaug.errors import CheckpointError
 from fastaug.evaluation import Evaluation
 from fastaug.interrupt import Interrupted, InterruptRequest
@@ -21,6 +28,8 @@ from fastaug.learner import Learner
 from fastaug.loaders import build_loader, survey_images
 from fastaug.optim import learning_rate
 from fastaug.picture import draw_views
+from fastaug.profiler import Profiler, steps_to_record
+from fastaug.ranges import named
 from fastaug.telemetry import Meter, RunFolder, Speedometer, environment
 
 
@@ -31,6 +40,7 @@ class Trainer:
         self.config = config
         self.device = resolve_device(config.device)
         avoid_broken_cpu_arithmetic(self.device, config.precision)
+        keep_freed_memory(self.device)
         if config.compile:
             check_compiler(self.device)
         self.train_images, self.test_images = (
@@ -71,7 +81,11 @@ class Trainer:
         self.console = RunConsole(self.last_step, self.step)
         try:
             self.folder.write_bad_images(*self._image_sets)
-            with InterruptRequest() as self.interrupt, self.console:
+            with (
+                InterruptRequest() as self.interrupt,
+                self.console,
+                self._profiler() as self.profiler,
+            ):
                 self._announce()
                 self._train()
                 return self._finish()
@@ -102,7 +116,8 @@ class Trainer:
         self.learner.model.train()
         self.speed.start(self.step)
         part = 0
-        for batch in self.loader:
+        self.profiler.reach(self.step)
+        for batch in self._batches():
             if self.step == 0 and part == 0:
                 picture = draw_views(self.train_images, batch, config)
                 self.folder.write_picture("views", picture)
@@ -123,9 +138,27 @@ class Trainer:
             self._boundary = self._state_between_steps()
             if config.checkpoint_every and self.step % config.checkpoint_every == 0:
                 self._save("last.pt")
+            self.profiler.reach(self.step)
             if self.step == self.last_step:
                 return
             self.interrupt.check()
+
+    def _batches(self) -> Iterator[ViewBatch]:
+        """What is left of the epoch, and the time that was waited for it."""
+        batches = iter(self.loader)
+        while True:
+            with named("wait for data"), self.speed.waiting():
+                batch = next(batches, None)
+            if batch is None:
+                return
+            yield batch
+
+    def _profiler(self) -> Profiler:
+        steps = None
+        if self.config.profile:
+            steps = steps_to_record(self.step, self.last_step, self.steps_per_epoch)
+        path = self.folder.path / "trace.json"
+        return Profiler(steps, path, self.device, self.console.line)
 
     # --- evaluation and records ---
 

@@ -29,6 +29,7 @@ from fastaug.data.stream import TRAIN_VIEWS
 from fastaug.errors import DataError
 from fastaug.pipelines.decode import decode_pipeline
 from fastaug.pipelines.views import plan_inputs, view_pipeline
+from fastaug.ranges import named
 
 READERS = 8
 """Threads that read files: they wait for the storage, not for a core."""
@@ -46,11 +47,11 @@ class DaliLoader(Schedule):
     ) -> None:
         super().__init__(images, config, **schedule)
         self._device = device
-        self._stages: _Stages | None = None
+        self._stages: Stages | None = None
 
     def __iter__(self) -> Iterator[ViewBatch]:
         if self._stages is None:  # built when first used and kept: it takes 0.2 s and more
-            self._stages = _Stages(self.images, self.config, self._per_batch, self._device)
+            self._stages = Stages(self.images, self.config, self._per_batch, self._device)
         try:
             for batch in self._stages.run(self.batches()):
                 self._handed_out()
@@ -60,7 +61,7 @@ class DaliLoader(Schedule):
             raise
 
 
-class _Stages:
+class Stages:
     """Read, decode, make views: each stage works some batches ahead of the next one.
 
     The work is done by the readers' and DALI's own threads; this one feeds them and waits.
@@ -89,13 +90,16 @@ class _Stages:
 
     def run(self, keys: Iterable[BatchKey]) -> Iterator[ViewBatch]:
         """The batches of the keys, in their order."""
+        decoded, ahead = self.decoded(keys), self._config.prefetch
+        return _ahead("views", decoded, ahead, self._start_views, self._views)
+
+    def decoded(self, keys: Iterable[BatchKey]) -> Iterator[tuple[BatchKey, Any]]:
+        """Each key with its images, B of DALI or an array: what the views are made of."""
+        if self._images.array is not None:
+            return ((key, self._from_memory(key)) for key in keys)
         ahead = self._config.prefetch
-        if self._images.array is None:
-            contents = _ahead(keys, ahead, self._start_reading, self._read)
-            decoded = _ahead(contents, ahead, self._start_decoding, self._decoded)
-        else:
-            decoded = ((key, self._from_memory(key)) for key in keys)
-        return _ahead(decoded, ahead, self._start_views, self._views)
+        contents = _ahead("read", keys, ahead, self._start_reading, self._read)
+        return _ahead("decode", contents, ahead, self._start_decoding, self._decoded)
 
     # --- reading ---
 
@@ -173,7 +177,8 @@ class _Stages:
     def _from_memory(self, key: BatchKey) -> np.ndarray:
         """[B, H, W, 3] uint8, reflected at the edges for --crop pad."""
         assert self._images.array is not None
-        return self._reflected(self._images.array[key.indices])
+        with named("decode"):
+            return self._reflected(self._images.array[key.indices])
 
     def _reflected(self, images: np.ndarray) -> np.ndarray:
         if self._config.crop != "pad":
@@ -240,6 +245,7 @@ class _Stages:
 
 
 def _ahead(
+    name: str,
     items: Iterable[Item],
     depth: int,
     start: Callable[[Item], Started],
@@ -247,23 +253,31 @@ def _ahead(
 ) -> Iterator[Done]:
     """Each item started and finished, in order, with `depth` others started behind it.
 
-    An error of one item is raised after all items before it were handed out.
+    An error of one item is raised after all items before it were handed out. The name is of the
+    ranges in a profile: what this thread does to start items, and its wait for them.
     """
+
+    def finished() -> Done:
+        with named(name):
+            return finish(pending.popleft())
+
     pending: deque[Started] = deque()
     later: DataError | None = None
     source = iter(items)
     try:
         while later is None:
             try:
-                pending.append(start(next(source)))
+                item = next(source)
+                with named(name):
+                    pending.append(start(item))
             except StopIteration:
                 break
             except DataError as error:
                 later = error
             if len(pending) > depth:
-                yield finish(pending.popleft())
+                yield finished()
         while pending:
-            yield finish(pending.popleft())
+            yield finished()
     finally:  # broken off: a pipeline must hand out what it was told to make
         while pending:
             with suppress(Exception):

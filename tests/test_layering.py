@@ -14,13 +14,13 @@ LAYERS = [
     {"__main__"},
     {"train", "evaluate", "preview", "scan", "doctor"},
     {"cli", "trainer"},
-    {"evaluation", "installed", "learner"},
+    {"evaluation", "installed", "learner", "profiler"},
     {"loaders", "objectives", "models", "optim", "checkpoint", "telemetry", "console", "picture"},
     {"pipelines", "machine"},
     {"data", "kernels"},
     {"device", "interrupt", "recipes"},
     {"config", "batch"},
-    {"cache"},
+    {"cache", "ranges"},
     {"errors"},
 ]
 # `import fastaug` is for anyone's training loop, and needs torch alone.

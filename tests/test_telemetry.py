@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,13 @@ import torch
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from fastaug import learner, trainer
+from fastaug.batch import ViewBatch
 from fastaug.config import TrainConfig
+from fastaug.data.torch_loader import TorchLoader
 from fastaug.errors import ConfigError
 from fastaug.telemetry import Meter, RunFolder, Speedometer
+from fastaug.trainer import Trainer
 
 Tiny = Callable[..., TrainConfig]
 
@@ -83,11 +88,46 @@ def test_speed_leaves_out_what_is_between_start_and_read(monkeypatch: pytest.Mon
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
     speed = Speedometer(batch_size=64, views=4)
     speed.start(0)
+    with speed.waiting():
+        now[0] = 0.5
     now[0] = 2.0
-    assert speed.read(10) == {"images_per_s": 80.0, "views_per_s": 320.0}
-    now[0] = 100.0  # an evaluation
+    assert speed.read(10) == {"images_per_s": 80.0, "views_per_s": 320.0, "wait_for_data": 0.25}
+    with speed.waiting():
+        now[0] = 100.0  # the end of an epoch, and an evaluation
     speed.start(10)
     now[0] = 102.0
     speed.read(30)
-    whole = {"train_seconds": 4.0, "images_per_s": 120.0, "views_per_s": 480.0}
-    assert speed.whole_run() == whole
+    rates = {"images_per_s": 120.0, "views_per_s": 480.0, "wait_for_data": 0.125}
+    assert speed.whole_run() == {"train_seconds": 4.0, **rates}
+
+
+@pytest.mark.parametrize("slow", ["loader", "learner"])
+def test_the_share_of_waiting_for_data(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, slow: str
+) -> None:
+    pause = 0.05
+
+    class Sleepy(TorchLoader):
+        def __iter__(self) -> Iterator[ViewBatch]:
+            for batch in super().__iter__():
+                time.sleep(pause if slow == "loader" else 0)
+                yield batch
+
+    def update(self: learner.Learner, rate: float) -> None:
+        time.sleep(pause if slow == "learner" else 0)
+
+    def sleepy(config: TrainConfig, images: object) -> Sleepy:
+        return Sleepy(images, config, train=True, images_per_batch=8)
+
+    monkeypatch.setattr(trainer, "build_loader", sleepy)
+    monkeypatch.setattr(learner.Learner, "update", update)
+    timing = Trainer(config := tiny(tta=0)).fit()["timing"]
+    waited = timing["wait_for_data"] * timing["train_seconds"]
+    slept = 8 * pause if slow == "loader" else 0
+    assert slept <= waited < slept + 0.25  # what else the loader does
+    assert f"{100 * timing['wait_for_data']:.0f}% waiting" in capsys.readouterr().out
+    trained = [r["timing"] for r in records(Path(config.out)) if r["kind"] == "train"]
+    shares = [timing["wait_for_data"] for timing in trained]
+    assert len(shares) == 4
+    assert all(0 <= share <= 1 for share in shares)
+    assert min(shares) < timing["wait_for_data"] < max(shares)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -114,7 +115,7 @@ class Schedule:
             self.set_epoch(self.epoch + 1)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"epoch": self.epoch, "position": self.position, **self._identity()}
+        return {"epoch": self.epoch, "position": self.position, **self._identity}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue with the very batch that would have come next."""
@@ -122,7 +123,7 @@ class Schedule:
             raise CheckpointError("the loader's state was written by another version of fastaug")
         differing = [
             f"{name} {state[name]} (here: {here})"
-            for name, here in self._identity().items()
+            for name, here in self._identity.items()
             if state[name] != here
         ]
         if differing:
@@ -136,6 +137,7 @@ class Schedule:
             )
         self.epoch, self.position = state["epoch"], state["position"]
 
+    @cached_property  # the trainer takes the state after every step
     def _identity(self) -> dict[str, Any]:
         settings = self.config.to_dict()
         return {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +21,7 @@ from fastaug.data.plan import draw_plans
 from fastaug.data.schedule import BatchKey, Schedule
 from fastaug.data.views import make_views
 from fastaug.errors import DataError
+from fastaug.ranges import named, workers_file, write_to
 
 
 class TorchLoader(Schedule):
@@ -33,7 +35,7 @@ class TorchLoader(Schedule):
             batch_size=None,
             num_workers=worker_count(self.config.workers),
             pin_memory=torch.cuda.is_available(),
-            worker_init_fn=_leave_signals_to_trainer,
+            worker_init_fn=partial(_start_worker, workers_file()),
             # Its own: a pass must not draw from torch's numbers, which dropout goes on with.
             generator=torch.Generator(),
         )
@@ -60,16 +62,27 @@ class _ViewMaker(Dataset):
 
     def __getitem__(self, key: BatchKey) -> ViewBatch | DataError | _BadImage:
         """Errors are returned, not raised: the DataLoader would bury them in a traceback."""
-        config = self._config
-        dtype = torch.float16 if config.views_dtype == "fp16" else torch.float32
-        shape = (len(key.indices), config.views, config.size, config.size, 3)
-        views = torch.empty(shape, dtype=dtype)
+        with named("decode"):
+            images = self._decoded(key)
+        if isinstance(images, _BadImage):
+            return images
+        with named("views"):
+            return self._views(key, images)
+
+    def _decoded(self, key: BatchKey) -> list[np.ndarray] | _BadImage:
         images = []
         for index in map(int, key.indices):
             try:
                 images.append(self._images.image(index))
             except DataError as error:  # noqa: PERF203
                 return _BadImage(index, error)
+        return images
+
+    def _views(self, key: BatchKey, images: list[np.ndarray]) -> ViewBatch | DataError:
+        config = self._config
+        dtype = torch.float16 if config.views_dtype == "fp16" else torch.float32
+        shape = (len(key.indices), config.views, config.size, config.size, 3)
+        views = torch.empty(shape, dtype=dtype)
         sizes = np.array([image.shape[:2] for image in images])
         try:
             plans = draw_plans(config, key.epoch, key.purpose, key.indices, sizes)
@@ -84,7 +97,12 @@ class _ViewMaker(Dataset):
         )
 
 
-def _leave_signals_to_trainer(_worker: int) -> None:
+def _start_worker(ranges_file: str | None, _worker: int) -> None:
+    write_to(ranges_file)
+    _leave_signals_to_trainer()
+
+
+def _leave_signals_to_trainer() -> None:
     """Ctrl-C, and a cluster's SIGTERM, reach the whole process group; it is the trainer who saves.
 
     Ctrl-C is ignored: the trainer ends its workers. SIGTERM is how multiprocessing ends them in

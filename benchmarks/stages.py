@@ -1,0 +1,145 @@
+"""The stages of a training step, each as something that can be timed by itself.
+
+All are of one batch of --batch-size views. They run on one network whose weights do not change (the
+learning rate is 0), so that thousands of steps do not lead it astray.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+from long_epochs import repeated
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.nn import functional as F
+from turns import Stream, check_memory
+
+from fastaug.batch import ViewBatch
+from fastaug.config import TrainConfig
+from fastaug.data.images import ImageSet
+from fastaug.device import autocast
+from fastaug.learner import Learner
+from fastaug.loaders import build_loader
+from fastaug.objectives import objective
+from fastaug.telemetry import Meter
+
+DECODE, LOADER = "decode", "loader"
+FORWARD, BOTH, OPTIMISER, BARE = "forward", "forward+backward", "optimiser", "bare step"
+OBJECTIVE, SYNTHETIC, STEP = "objective", "step, synthetic views", "step"
+ANY_K = (FORWARD, BOTH, OPTIMISER, BARE)
+"""Of --batch-size views, however many of them are of one image."""
+STAGES = (DECODE, LOADER, *ANY_K, OBJECTIVE, SYNTHETIC, STEP)
+
+Call = Callable[[], object]
+
+
+class Stages:
+    """A network, and calls that are parts of its training step."""
+
+    def __init__(self, config: TrainConfig, classes: int, device: torch.device) -> None:
+        self._config, self._classes, self._device = config, classes, device
+        torch.manual_seed(0)
+        self._learner = Learner(config, classes, device)
+        self._learner.model.train()
+        self._meter = Meter(device)
+        self._check_memory()
+
+    def of_any_k(self) -> dict[str, Call]:
+        """The stages that do not depend on K."""
+        learner, flat = self._learner, self._synthetic(1).flat
+        labels = torch.arange(len(flat), device=self._device) % self._classes
+        upstream = torch.randn(len(flat), self._classes, device=self._device) / len(flat)
+        parameters = [p for group in learner.optimiser.param_groups for p in group["params"]]
+        gradients = [torch.full_like(p, 1e-4) for p in parameters]
+
+        def forward() -> Tensor:
+            with autocast(self._device, self._config.precision):
+                return learner.network(flat).float()
+
+        def forward_backward() -> None:
+            forward().backward(upstream)
+            learner.optimiser.zero_grad()
+
+        def optimiser() -> None:
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter.grad = gradient
+            learner.update(rate=0.0)
+
+        def bare() -> None:
+            """What a plain loop in torch does: no views, no regulariser, nothing of fastaug."""
+            F.cross_entropy(forward(), labels).backward()
+            learner.optimiser.step()
+            learner.optimiser.zero_grad()
+
+        for group in learner.optimiser.param_groups:
+            group["lr"] = 0.0
+        return dict(zip(ANY_K, (forward, forward_backward, optimiser, bare), strict=True))
+
+    def of_k(self, views: int) -> dict[str, Call]:
+        """The stages that depend on K and need no loader."""
+        batch, config = self._synthetic(views), self._config
+        logits = torch.randn(*batch.views.shape[:2], self._classes, device=self._device)
+        logits.requires_grad_()
+
+        def loss_and_gradient() -> None:
+            terms = objective(
+                logits,
+                batch.labels,
+                average=config.average,
+                kl_weight=config.kl_weight,
+                kernel=config.kernel,
+            )
+            logits.grad = None
+            terms.loss.backward()
+
+        return {OBJECTIVE: loss_and_gradient, SYNTHETIC: partial(self.step, batch)}
+
+    def step(self, batch: ViewBatch) -> None:
+        """What the trainer does with a batch."""
+        terms = self._learner.backward(batch.to(self._device))
+        self._meter.add(*terms, weight=1.0)
+        self._learner.update(rate=0.0)
+
+    def training(self, config: TrainConfig, images: ImageSet, ahead: int) -> Stream:
+        """Whole steps with the real loader of a config."""
+        loader = build_loader(config, repeated(images, config))
+
+        def batches() -> Iterator[ViewBatch]:
+            while True:
+                yield from loader
+
+        return Stream(batches, ahead, self.step)
+
+    def _synthetic(self, views: int) -> ViewBatch:
+        """Random views, as the loader would hand them out: on the device, channels last."""
+        config = self._config
+        images = config.batch_size // views
+        shape = (images, views, config.size, config.size, 3)
+        dtype = torch.float16 if config.views_dtype == "fp16" else torch.float32
+        drawn = torch.randn(shape, device=self._device).to(dtype)
+        places = torch.arange(images, device=self._device)
+        return ViewBatch(drawn.permute(0, 1, 4, 2, 3), places % self._classes, places)
+
+    def _check_memory(self) -> None:
+        """A GPU says itself that its memory is full. Linux ends the process."""
+        if self._device.type != "cpu":
+            return
+        sums = []
+        for views in (1, 2):
+            kept: list[int] = []
+
+            def keep(tensor: Tensor, kept: list[int] = kept) -> Tensor:
+                kept.append(tensor.nbytes)
+                return tensor
+
+            few = torch.zeros(views, 3, self._config.size, self._config.size)
+            few = few.to(memory_format=torch.channels_last)
+            arithmetic = autocast(self._device, self._config.precision)
+            with saved_tensors_hooks(keep, lambda kept: kept), arithmetic:
+                self._learner.model(few)
+            sums.append(sum(kept))
+        # The difference: what is kept once, whatever the views, is not counted with each.
+        needed = (sums[1] - sums[0]) * self._config.batch_size
+        check_memory(needed, self._device, "a step keeps")

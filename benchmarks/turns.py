@@ -1,0 +1,121 @@
+"""One turn of a loader or of a training: a pass that has settled, timed for some batches."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Generator, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from timing import free_memory, synchronize
+from usage import cpu_seconds, device_memory, give_back_memory, host_memory
+
+TURN_SECONDS = 0.5
+"""About what the counted batches of a turn take."""
+FEWEST = 4
+"""Batches in a turn: workers hand them out in bursts."""
+SETTLE_SECONDS = 1.0
+"""A pass whose steps are longer than the loader needs for one batch has settled by then."""
+
+
+class Turn(NamedTuple):
+    """Of one batch, in seconds; the mean of the counted ones."""
+
+    seconds: float
+    cpu: float
+    """CPU time of all threads and workers."""
+    wait: float
+    """Waiting for the loader."""
+
+
+class Memory(NamedTuple):
+    """The most at a batch's arrival, beyond what there was before, in bytes."""
+
+    host: int
+    device: int
+
+
+class Stream(NamedTuple):
+    """Endless batches, and what is done with each."""
+
+    batches: Callable[[], Iterator[Any]]
+    """A new pass. Closing it ends all of its work."""
+    ahead: int
+    """Batches that it works on ahead of the one that was asked for, at most."""
+    work: Callable[[Any], object] = lambda batch: None
+
+
+def turn(stream: Stream, count: int, device: torch.device) -> Turn:
+    """A pass of its own, without its first batches.
+
+    A pass that has just begun has nothing ahead, one that was left alone has too much: either would
+    be counted as speed. So the batches are counted from when it has made up for its start.
+    """
+    with _Pass(stream) as batches:
+        _settle(stream, batches)
+        synchronize(device)
+        waited, used, started = 0.0, cpu_seconds(), time.perf_counter()
+        for _ in range(count):
+            asked = time.perf_counter()
+            batch = next(batches)
+            waited += time.perf_counter() - asked
+            stream.work(batch)
+        synchronize(device)
+        taken = time.perf_counter() - started
+        return Turn(taken / count, (cpu_seconds() - used) / count, waited / count)
+
+
+def first_turn(stream: Stream, device: torch.device, seconds: float) -> tuple[int, Memory]:
+    """How many batches a turn of so many seconds has, and the memory that they take."""
+    give_back_memory()
+    before = most = Memory(host_memory(), device_memory(device))
+    taken = 0.0
+    with _Pass(stream) as batches:
+        _settle(stream, batches)
+        for _ in range(2):
+            synchronize(device)
+            started = time.perf_counter()
+            stream.work(next(batches))
+            synchronize(device)
+            taken += (time.perf_counter() - started) / 2
+            most = Memory(*map(max, most, (host_memory(), device_memory(device))))
+    count = max(FEWEST if taken < seconds else 2, math.ceil(seconds / taken))
+    return count, Memory(*(m - b for m, b in zip(most, before, strict=True)))
+
+
+def repeat(call: Callable[[], object], count: int, device: torch.device) -> Turn:
+    """A turn of what needs no loader."""
+    synchronize(device)
+    used, started = cpu_seconds(), time.perf_counter()
+    for _ in range(count):
+        call()
+    synchronize(device)
+    taken = time.perf_counter() - started
+    return Turn(taken / count, (cpu_seconds() - used) / count, 0.0)
+
+
+def check_memory(needed: float, device: torch.device, what: str) -> None:
+    """Said before it happens: Linux would end the whole benchmark instead of one of its parts."""
+    if needed > (free := free_memory(device)):
+        raise MemoryError(f"{what} about {needed / 1e9:.1f} GB, and {free / 1e9:.1f} are free")
+
+
+def _settle(stream: Stream, batches: Iterator[Any]) -> None:
+    started = time.perf_counter()
+    for done in range(stream.ahead + 1):
+        if done and time.perf_counter() - started > SETTLE_SECONDS:
+            return
+        stream.work(next(batches))
+
+
+class _Pass:
+    def __init__(self, stream: Stream) -> None:
+        self._batches = stream.batches()
+
+    def __enter__(self) -> Iterator[Any]:
+        return self._batches
+
+    def __exit__(self, *error: object) -> None:
+        if isinstance(self._batches, Generator):
+            self._batches.close()

@@ -1,0 +1,362 @@
+"""benchmarks/throughput.py: its arithmetic against hand-made turns, and tiny runs.
+
+No test looks at how long a thing takes: where time matters, the clock is a false one.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from fastaug import cli
+from fastaug.errors import ConfigError
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+import records
+import throughput
+import throughput_compare
+import throughput_rows as table
+import timing
+import turns
+from throughput_rows import Key
+from turns import Memory, Stream, Turn
+
+CPU = torch.device("cpu")
+
+
+# --- a turn ---
+
+
+class Clock:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        monkeypatch.setattr(turns.time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(turns, "cpu_seconds", lambda: 2 * self.now)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def stream(clock: Clock, *, ahead: int, each: float, work: float = 0.0, closed: list) -> Stream:
+    """Its first batch takes a second; those ahead are free; then each takes its time."""
+
+    def batches() -> Iterator[int]:
+        try:
+            for number in range(10**6):
+                clock.now += 0.9 if number == 0 else 0.0 if number <= ahead else each
+                yield number
+        finally:
+            closed.append(True)
+
+    def worked(batch: int) -> None:
+        clock.now += work
+
+    return Stream(batches, ahead, worked)
+
+
+def test_what_is_ahead_is_not_counted_as_speed(clock: Clock) -> None:
+    closed: list = []
+    found = turns.turn(stream(clock, ahead=3, each=0.02, work=0.005, closed=closed), 10, CPU)
+    assert found.seconds == pytest.approx(0.025)
+    assert found.wait == pytest.approx(0.02)
+    assert found.cpu == pytest.approx(0.05)
+    assert closed == [True]
+
+
+def test_long_steps_settle_after_one(clock: Clock) -> None:
+    closed: list = []
+    long = stream(clock, ahead=6, each=0.0, work=5.0, closed=closed)
+    before = clock.now
+    assert turns.turn(long, 2, CPU).seconds == pytest.approx(5.0)
+    assert clock.now - before == pytest.approx(0.9 + 3 * 5.0)
+
+
+def test_a_pass_is_closed_when_its_work_fails(clock: Clock) -> None:
+    closed: list = []
+
+    def fails(batch: int) -> None:
+        raise RuntimeError("no")
+
+    failing = stream(clock, ahead=0, each=0.1, closed=closed)._replace(work=fails)
+    with pytest.raises(RuntimeError, match="no"):
+        turns.turn(failing, 1, CPU)
+    assert closed == [True]
+
+
+@pytest.mark.parametrize(("each", "count"), [(0.01, 50), (0.3, 4), (0.7, 2)])
+def test_how_many_batches_a_turn_has(clock: Clock, each: float, count: int) -> None:
+    found, memory = turns.first_turn(stream(clock, ahead=1, each=each, closed=[]), CPU, seconds=0.5)
+    assert found == count
+    assert memory.device == 0
+
+
+def test_memory_is_what_the_batches_add(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = iter([1000, 5000, 4000])
+    monkeypatch.setattr(turns, "host_memory", lambda: next(held))
+    found = turns.first_turn(stream(clock, ahead=0, each=1.0, closed=[]), CPU, seconds=0.5)
+    assert found[1] == Memory(4000, 0)
+
+
+# --- rows ---
+
+
+def samples() -> dict[Key, list[Turn]]:
+    """8 views in a batch; a decode takes 1 s, a view 0.25 s, on two cores that share the work."""
+    found: dict[Key, list[Turn]] = {}
+    drift = (1.0, 3.0, 2.0)
+
+    def add(key: Key, seconds: float, cpu: float = 0.0, wait: float = 0.0) -> None:
+        found[key] = [Turn(d * seconds, d * cpu, d * wait) for d in drift]
+
+    for k in (1, 2, 8):
+        images = 8 // k
+        loader = images * 1.0 + 8 * 0.25
+        add(Key(table.STAGES, "decode", "", k), images * 1.0)
+        add(Key(table.LOADERS, "fastaug dali", "crop-flip", k), loader, 2 * loader)
+        add(Key(table.STAGES, "loader", "crop-flip", k), loader, 2 * loader)
+        add(Key(table.STAGES, "objective", "", k), 1.0)
+        step = 40.0 + loader
+        add(Key(table.STAGES, "step", "crop-flip", k), step, wait=2.0)
+    add(Key(table.STAGES, "forward"), 10.0)
+    add(Key(table.STAGES, "forward+backward"), 30.0)
+    add(Key(table.STAGES, "optimiser"), 4.0)
+    add(Key(table.STAGES, "bare step"), 35.0)
+    return found
+
+
+def value(rows: list[table.Row], quantity: str, **what: object) -> table.Row:
+    (row,) = [
+        row
+        for row in rows
+        if row["quantity"] == quantity and all(row[name] == v for name, v in what.items())
+    ]
+    return row
+
+
+def test_rows_of_a_loader() -> None:
+    rows = table.rows(samples(), {}, batch_size=8, cores=2)
+    own = {"contender": "fastaug dali", "K": 2}
+    # 4 decodes and 8 views: 6 s; drift 1, 3, 2
+    time = value(rows, "time", **own)
+    assert (time["median"], time["n"], time["unit"], time["status"]) == (12_000, 3, "ms", "ok")
+    assert (time["p20"], time["p80"]) == pytest.approx((8_400, 15_600))
+    assert value(rows, "views/s", **own)["median"] == pytest.approx(8 / 12)
+    assert value(rows, "images/s", **own)["median"] == pytest.approx(4 / 12, rel=1e-5)
+    marginal = value(rows, table.MARGINAL, contender="fastaug dali")
+    assert marginal["median"] == pytest.approx(0.25)
+    assert marginal["p80"] == pytest.approx(0.25), "drift cancels within a round"
+
+
+def test_rows_of_a_step() -> None:
+    rows = table.rows(samples(), {}, batch_size=8, cores=2)
+    step = 40 + 4 + 2  # K = 2
+    shares = {
+        name: value(rows, table.SHARE, contender=name, K=2)["median"]
+        for name in table.PARTS_OF_STEP
+    }
+    expected = {"forward": 10, "backward": 20, "objective": 1, "optimiser": 4, "wait for data": 2}
+    expected["other"] = step - sum(expected.values())
+    assert shares == pytest.approx({name: v / step for name, v in expected.items()}, rel=1e-5)
+    excess = value(rows, table.EXCESS, K=2)["median"]
+    assert excess == pytest.approx(step / (35 + 2 * 6 / 2), rel=1e-5)
+
+
+def test_an_interrupted_round_is_used_as_far_as_it_goes() -> None:
+    taken = samples()
+    del taken[Key(table.STAGES, "forward")][2:]
+    taken[Key(table.STAGES, "decode", "", 8)].clear()
+    rows = table.rows(taken, {}, batch_size=8, cores=2)
+    assert value(rows, table.SHARE, contender="forward", K=2)["n"] == 2
+    assert value(rows, "time", contender="step", K=2)["n"] == 3
+    assert not [row for row in rows if row["quantity"] == table.MARGINAL]
+    assert not [row for row in rows if row["contender"] == "decode" and row["K"] == 8]
+
+
+# --- comparing runs ---
+
+
+def write_run(path: Path, scale: float, date: str, spread: float = 0.01) -> None:
+    file = records.Records(path, table.COLUMNS)
+    about = dict.fromkeys(table.COLUMNS, "") | {"date": date, "threads": "2", "cpu": "x"}
+    rows = []
+    for k, seconds in ((1, 1.0), (8, 2.0)):
+        key = Key(table.LOADERS, "fastaug dali", "crop-flip", k)
+        times = [scale * seconds * (1 + spread * s) for s in (-1, -1, 0, 1, 1)]
+        turns_ = {key: [Turn(t, t, 0) for t in times]}
+        rows += table.rows(turns_, {}, batch_size=8, cores=2)
+    file.append(about | row for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("scale", "spread", "code", "word"),
+    [(1.0, 0.01, 0, ""), (1.3, 0.01, 1, "SLOWER"), (0.7, 0.01, 0, "faster"), (1.3, 0.5, 0, "")],
+    ids=["equal", "slower", "faster", "noise"],
+)
+def test_compare(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture,
+    scale: float,
+    spread: float,
+    code: int,
+    word: str,
+) -> None:
+    before, after = tmp_path / "a.csv", tmp_path / "b.csv"
+    write_run(before, 1.0, "2026-01-01", spread)
+    write_run(after, scale, "2026-01-02", spread)
+    assert cli.run(throughput.main, ["--compare", str(before), str(after)]) == code
+    out = capsys.readouterr().out
+    assert out.count("SLOWER") == 2 * (word == "SLOWER")
+    assert out.count("faster") == 2 * (word == "faster")
+    assert f"{1 / scale:.3f}" in out
+
+
+def test_compare_the_last_two_runs_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    file = tmp_path / "a.csv"
+    write_run(file, 5.0, "2026-01-01")
+    with pytest.raises(ConfigError, match="one run alone"):
+        throughput_compare.compare([file])
+    write_run(file, 1.0, "2026-01-02")
+    write_run(file, 2.0, "2026-01-03")
+    assert throughput_compare.compare([file]) == 1
+    assert "0.500" in capsys.readouterr().out
+
+
+# --- mistakes ---
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--views", "3"], "multiple of --views (3)"),
+        (["--views", "0"], "--views must be at least 1"),
+        (["--loaders", "torchvison, one decode"], "torchvision, one decode"),
+        (["--data", "/no/such/folder"], "/no/such/folder"),
+        (["--compare", "/no/such.csv"], "/no/such.csv"),
+        (["--compare", "a", "b", "c"], "one or two files"),
+        (["--classes", "2"], "has 3 classes"),
+        (["--turn-seconds", "0"], "between 0 and 60"),
+        (["--device", "cuda:9"], "--device"),
+    ],
+)
+def test_a_mistake_is_one_line(
+    flags: list[str], said: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    args = ["--quick", "--data", str(folder), "--out", str(tmp_path / "out"), *flags]
+    assert cli.run(throughput.main, args) == 2
+    error = capsys.readouterr().err.strip()
+    assert said in error
+    assert "\n" not in error.partition("error: ")[2]
+
+
+# --- tiny runs ---
+
+TINY = ["--quick", "--views", "1", "2", "--size", "32", "--batch-size", "4", "--repeats", "2"]
+TINY += ["--model", "wrn-10-1", "--turn-seconds", "0.001", "--workers", "1", "--device", "cpu"]
+
+
+def run(folder: Path, out: Path, *flags: str) -> tuple[int, list[dict[str, str]]]:
+    args = [*TINY, "--data", str(folder), "--out", str(out), *flags]
+    code = cli.run(throughput.main, args)
+    return code, records.read(out / "throughput.csv", table.COLUMNS)
+
+
+def test_a_whole_run(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    code, rows = run(folder, tmp_path)
+    assert code == 0
+    out = capsys.readouterr().out
+    failed = {(row["contender"], row["status"]) for row in rows if row["status"] != "ok"}
+    assert {name for name, _ in failed} <= {"ffcv"}, failed
+    stages = {(row["contender"], row["K"]) for row in rows if row["part"] == "stages"}
+    for stage in ("decode", "loader", "objective", "step, synthetic views", "step"):
+        assert {(stage, "1"), (stage, "2")} <= stages
+    for stage in ("forward", "forward+backward", "optimiser", "bare step"):
+        assert (stage, "") in stages
+    loaders = {
+        (row["contender"], row["policy"], row["K"]) for row in rows if row["part"] == "loaders"
+    }
+    for name in throughput.LOADERS:
+        for policy in ("crop-flip", "randaugment"):
+            assert {(name, policy, "1"), (name, policy, "2")} <= loaders
+    for row in rows:
+        numbers = [row[column] for column in ("median", "p20", "p80", "n")]
+        assert all(map(_is_number, numbers)) if row["status"] == "ok" else not any(numbers)
+    images, views = (
+        value(rows, quantity, contender="step", K="2") for quantity in ("images/s", "views/s")
+    )
+    assert float(views["median"]) == pytest.approx(2 * float(images["median"]), rel=1e-4)
+    for name in ("fastaug dali", "torchvision, one decode", "step, images/s", "wait for data"):
+        assert name in out
+    assert (tmp_path / "throughput.png").read_bytes().startswith(b"\x89PNG")
+
+
+def _is_number(text: str) -> bool:
+    return math.isfinite(float(text))
+
+
+def test_an_interrupted_run_keeps_what_it_measured(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interleave = timing.interleave
+
+    def interrupted(*args: object, on_turn: object, **kwargs: object) -> object:
+        taken = []
+
+        def stops(key: Key) -> None:
+            taken.append(key)
+            if len(taken) == 3:
+                raise KeyboardInterrupt
+
+        return interleave(*args, on_turn=stops, **kwargs)
+
+    monkeypatch.setattr(timing, "interleave", interrupted)
+    loaders = ("--parts", "loaders", "--policies", "crop-flip", "--loaders", "fastaug torch")
+    code, rows = run(folder, tmp_path, *loaders, "--views", "1", "2", "4")
+    assert code == 130
+    assert sum(row["quantity"] == "time" for row in rows) == 2
+    assert {row["n"] for row in rows if row["quantity"] == "time"} == {"1"}
+
+
+def test_what_does_not_fit_into_memory_is_a_row(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "free_memory", lambda device: 10_000.0)
+    code, rows = run(folder, tmp_path, "--loaders", "fastaug torch", "--policies", "crop-flip")
+    assert code == 0
+    status = {row["contender"]: row["status"] for row in rows if row["status"] != "ok"}
+    assert status["fastaug torch"].startswith("out of memory: batches that are made ahead take")
+    assert status["network"].startswith("out of memory: a step keeps about")
+    assert "decode" not in status
+
+
+def test_runs_are_added_and_drawn_again(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    few = ("--parts", "loaders", "--policies", "crop-flip", "--loaders", "fastaug torch")
+    run(folder, tmp_path, *few)
+    first = (tmp_path / "throughput.csv").read_text()
+    _, rows = run(folder, tmp_path, *few)
+    assert (tmp_path / "throughput.csv").read_text().startswith(first)
+    assert len({row["date"] for row in rows}) == 2
+    (tmp_path / "throughput.png").unlink()
+    assert cli.run(throughput.main, ["--plot-only", "--out", str(tmp_path)]) == 0
+    assert (tmp_path / "throughput.png").exists()
+    (tmp_path / "throughput.csv").write_text(",".join(table.COLUMNS) + "\n")
+    capsys.readouterr()
+    assert cli.run(throughput.main, ["--plot-only", "--out", str(tmp_path)]) == 2
+    assert "holds no run yet" in capsys.readouterr().err
+
+
+def test_the_committed_results_can_be_read() -> None:
+    file = Path(throughput.__file__).parent / "results" / "throughput.csv"
+    rows = records.read(file, table.COLUMNS)
+    assert rows
+    with file.open() as opened:
+        assert all(None not in row for row in csv.DictReader(opened))
