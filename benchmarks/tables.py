@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import predict
 import records
 import throughput_rows as table
 from stages import ANY_K, DECODE, LOADER, OBJECTIVE, STEP, SYNTHETIC
@@ -56,19 +57,24 @@ def main(args: Sequence[str]) -> int:
 
 def renew(text: str) -> str:
     """The text with each of its tables as the results say."""
-    run = _latest()
+    measured = records.run(_read(table.NAME, table.COLUMNS))
+    predicted = _read(predict.NAME, predict.COLUMNS)
+    of_gpus = records.run([row for row in predicted if row["device"] != "cpu"])
+    of_cpu = records.run([row for row in predicted if row["device"] == "cpu"])
 
     def made(block: re.Match[str]) -> str:
         begin, name, end = block.groups()
-        if name not in TABLES:
-            raise ConfigError(f"no table is called {name!r}; there are {', '.join(TABLES)}")
-        return begin + "\n".join(TABLES[name](run)) + "\n" + end
+        for tables, run in ((TABLES, measured), (PREDICTED, of_gpus), (CHECKED, of_cpu)):
+            if name in tables:
+                return begin + "\n".join(tables[name](run)) + "\n" + end
+        known = ", ".join({**TABLES, **PREDICTED, **CHECKED})
+        raise ConfigError(f"no table is called {name!r}; there are {known}")
 
     return BLOCK.sub(made, text)
 
 
-def _latest() -> list[dict[str, str]]:
-    return records.run(records.read(ROOT / "benchmarks/results/throughput.csv", table.COLUMNS))
+def _read(name: str, columns: Sequence[str]) -> list[dict[str, str]]:
+    return records.read(ROOT / "benchmarks/results" / f"{name}.csv", columns)
 
 
 def loaders(policy: str, run: Sequence[Row]) -> list[str]:
@@ -130,7 +136,65 @@ def machine(run: Sequence[Row]) -> list[str]:
     ]
 
 
-TABLES: Mapping[str, Callable[[Sequence[Row]], list[str]]] = {
+def of_one_gpu(run: Sequence[Row]) -> list[str]:
+    """Predicted views/s of one GPU, the band, and what limits."""
+    found = {(row["device"], row["K"]): row for row in run if _is(row, "views/s", "1")}
+    views = list(dict.fromkeys(k for _, k in found))
+    lines = []
+    for gpu in dict.fromkeys(gpu for gpu, _ in found):
+        cells = [
+            f"{float(row['value']):,.0f} ({float(row['low']):,.0f} to {float(row['high']):,.0f}), "
+            + row["limit"]
+            for row in (found[gpu, k] for k in views)
+        ]
+        lines.append([gpu, *cells])
+    return _markdown(["PREDICTION: views/s of one GPU", *(f"K={k}" for k in views)], lines)
+
+
+def of_many_gpus(run: Sequence[Row]) -> list[str]:
+    """Predicted images/s of many GPUs together at the smallest and the largest K."""
+    views = sorted({int(row["K"]) for row in run})
+    counts = sorted({int(row["count"]) for row in run})
+    lines = []
+    for gpu in dict.fromkeys(row["device"] for row in run):
+        for k in (views[0], views[-1]):
+            rows = {
+                int(row["count"]): row
+                for row in run
+                if row["device"] == gpu and row["K"] == str(k) and row["quantity"] == "images/s"
+            }
+            cells = [f"{float(rows[n]['value']):,.0f}, {rows[n]['limit']}" for n in counts]
+            lines.append([f"{gpu}, K={k}", *cells])
+    return _markdown(["PREDICTION: images/s in all", *(f"{n:,} GPUs" for n in counts)], lines)
+
+
+def check(run: Sequence[Row]) -> list[str]:
+    """The same model with this CPU's numbers, beside what was measured."""
+    head = ["CPU, ms", "measured", "predicted from probes", "error"]
+    head += ["predicted, calibrated on forward", "error"]
+    suffix = ", calibrated on forward"
+    found = {(row["quantity"], row["K"]): row for row in run}
+    lines = []
+    for (quantity, k), row in found.items():
+        if (other := found.get((quantity + suffix, k))) is None:
+            continue
+        name = quantity.removesuffix(" time") + (f", K={k}" if k else "")
+        pairs = [
+            (_number({"median": r["value"]}), f"{100 * float(r['error']):+.0f}%")
+            for r in (row, other)
+        ]
+        lines.append([name, _number({"median": row["measured"]}), *pairs[0], *pairs[1]])
+    return _markdown(head, lines)
+
+
+def _is(row: Row, quantity: str, count: str) -> bool:
+    return row["quantity"] == quantity and row["count"] == count
+
+
+Tables = Mapping[str, Callable[[Sequence[Row]], list[str]]]
+PREDICTED: Tables = {"prediction-one-gpu": of_one_gpu, "prediction-many-gpus": of_many_gpus}
+CHECKED: Tables = {"prediction-check": check}
+TABLES: Tables = {
     "machine": machine,
     "loaders-crop-flip": lambda run: loaders("crop-flip", run),
     "loaders-randaugment": lambda run: loaders("randaugment", run),

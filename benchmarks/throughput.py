@@ -71,8 +71,8 @@ class Options:
     """Threads or processes of each loader; 0: as many as cores."""
     repeats: int = 5
     """Rounds; each thing is timed once in each."""
-    turn_seconds: float = 0.5
-    """About what is timed of each thing in a round."""
+    turn_seconds: float = 0.7
+    """About what is timed of each thing in a round, after as long to settle."""
     quick: bool = False
     """Under a minute: K of 1 and 8, small views, few rounds; other flags change single values."""
     out: str = "benchmarks/results"

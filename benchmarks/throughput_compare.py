@@ -10,12 +10,13 @@ import throughput_rows as table
 from records import machine_of
 from rich.console import Console
 from rich.table import Table
-from throughput_report import Row, index, key_of
+from throughput_report import Found, Row, index, key_of
 
 from fastaug.errors import ConfigError
 
 COMPARED = {table.TIME: "lower", table.VIEWS: "higher", table.MARGINAL: "lower"}
 """Quantity -> which is better. Others follow from these, or are no matter of speed."""
+BASE = "fastaug dali"
 TOLERANCE = 0.03
 """Less than this is no change, however small the spread of the two runs is."""
 
@@ -54,7 +55,7 @@ def compare(files: Sequence[Path]) -> int:
             verdict,
         )
     console.print(shown)
-    for line in _gone(before, after):
+    for line in (*_relative(theirs, ours), *_gone(before, after)):
         console.print(line, markup=False, soft_wrap=True)
     if not shown.row_count:
         raise ConfigError("the two runs have nothing in common to compare")
@@ -97,6 +98,25 @@ def _differences(before: Row, after: Row) -> Iterator[str]:
     for column in (*table.SETTINGS, "cpu", "threads", "gpu", "torch", "dali", "torchvision"):
         if before[column] != after[column]:
             yield f"note: {column} was {before[column] or 'none'}, is {after[column] or 'none'}"
+
+
+def _relative(before: Found, after: Found) -> Iterator[str]:
+    """How far the loaders moved against one another, which a slower machine does not change."""
+    moved = {}
+    for key, quantity in after:
+        base = key._replace(contender=BASE)
+        if quantity != table.VIEWS or key.part != table.LOADERS or key == base:
+            continue
+        rows = [found.get((of, quantity)) for found in (after, before) for of in (key, base)]
+        if all(rows):
+            mine, its, old, its_old = (float(row["median"]) for row in rows if row)
+            moved[key] = mine / its / (old / its_old) - 1
+    if moved:
+        most = max(moved, key=lambda key: abs(moved[key]))
+        yield (
+            f"against {BASE}, the other loaders moved by at most {100 * abs(moved[most]):.1f}% "
+            f"({most})"
+        )
 
 
 def _gone(before: Sequence[Row], after: Sequence[Row]) -> Iterator[str]:

@@ -56,36 +56,31 @@ def policy_name(first: Row, policy: str) -> str:
 
 
 def _loaders(first: Row, found: Found, views: Sequence[int], policy: str) -> Table:
+    """Views/s above images/s."""
     shown = Table(
-        title=f"\nLoaders alone, {policy_name(first, policy)}: views/s (images/s)\n"
-        f"{first['size']} px, batches of {first['batch_size']} views, {first['workers']} workers",
+        title=f"\nLoaders alone, {policy_name(first, policy)}\n{first['size']} px, batches of "
+        f"{first['batch_size']} views, {first['workers']} workers",
         title_justify="left",
         title_style="bold",
         box=None,
     )
-    shown.add_column("")
-    for k in views:
-        shown.add_column(f"K={k}", justify="right", no_wrap=True)
-    shown.add_column("one more view\n/ one decode", justify="right")
-    shown.add_column("memory\nup to", justify="right", no_wrap=True)
-    for loader in _distinct(key for key, _ in found if key.part == table.LOADERS):
-        if loader.policy != policy:
-            continue
-        keys = [loader._replace(K=k) for k in views]
-        cells = [
-            f"{_number(found, key, table.VIEWS)} ({_number(found, key, table.IMAGES)})"
-            if (key, table.VIEWS) in found
-            else "-"
-            for key in keys
-        ]
-        memory = [float(row["median"]) for key in keys if (row := found.get((key, table.HOST)))]
-        marginal = found.get((loader, table.MARGINAL))
-        shown.add_row(
-            loader.contender,
-            *cells,
-            f"{float(marginal['median']):.2f}" if marginal else "",
-            f"{max(memory) / 1e6:,.0f} MB" if memory else "",
-        )
+    shown.add_column("", no_wrap=True)
+    for head in (*(f"K={k}" for k in views), "1 more view", "memory"):
+        shown.add_column(head, justify="right", no_wrap=True)
+    loaders = _distinct(key for key, _ in found if key.part == table.LOADERS)
+    for quantity in (table.VIEWS, table.IMAGES):
+        shown.add_row(f"[bold]{quantity}[/]")
+        for loader in loaders:
+            keys = [loader._replace(K=k) for k in views]
+            if loader.policy != policy or not any((key, quantity) in found for key in keys):
+                continue
+            extra = []
+            if quantity == table.VIEWS:
+                marginal = found.get((loader, table.MARGINAL))
+                sizes = [float(row["median"]) for k in keys if (row := found.get((k, table.HOST)))]
+                extra.append(f"{float(marginal['median']):.2f} dec." if marginal else "")
+                extra.append(f"{max(sizes) / 1e6:,.0f} MB" if sizes else "")
+            shown.add_row(loader.contender, *(_number(found, k, quantity) for k in keys), *extra)
     return shown
 
 
@@ -97,7 +92,7 @@ def _stages(first: Row, found: Found, views: Sequence[int]) -> Table:
         title_style="bold",
         box=None,
     )
-    shown.add_column("")
+    shown.add_column("", no_wrap=True)
     for k in views:
         shown.add_column(f"K={k}", justify="right", no_wrap=True)
     policy = next((key.policy for key, _ in found if key.contender == STEP), "")
@@ -131,18 +126,18 @@ def verdicts(found: Found, views: Sequence[int]) -> Iterator[str]:
     """What the numbers say, in sentences."""
     for (key, quantity), row in found.items():
         if quantity == table.MARGINAL and key.contender.startswith("fastaug"):
-            spread = f"{float(row['p20']):.2f} to {float(row['p80']):.2f}"
+            median, low, high = (float(row[column]) for column in ("median", "p20", "p80"))
             yield (
-                f"{key.contender}, {key.policy}: one more view costs {float(row['median']):.2f} "
-                f"decodes ({spread})"
+                f"{key.contender}, {key.policy}: 1 more view of an image costs {median:.2f} "
+                f"decodes ({low:.2f} to {high:.2f})"
             )
     for (key, quantity), row in found.items():
         if quantity == table.EXCESS:
             excess = float(row["median"])
             met = "met" if excess <= TARGET else "not met"
             yield (
-                f"K={key.K}: a step takes {100 * (excess - 1):+.1f}% of what a bare step and the "
-                f"loader's CPU time take together ({100 * (float(row['p20']) - 1):+.1f} to "
+                f"K={key.K}: a step takes {100 * (excess - 1):+.1f}% more than a bare step and the "
+                f"loader's CPU time together ({100 * (float(row['p20']) - 1):+.1f} to "
                 f"{100 * (float(row['p80']) - 1):+.1f}%; target {100 * (TARGET - 1):+.0f}%: {met})"
             )
 
@@ -165,5 +160,7 @@ def _distinct(keys: Iterator[Key]) -> list[Key]:
 
 
 def _number(found: Found, key: Key, quantity: str) -> str:
+    if (key, quantity) not in found:
+        return "-"
     value = float(found[key, quantity]["median"])
     return f"{value:,.0f}" if value >= 10 else f"{value:.1f}"

@@ -160,10 +160,10 @@ class Benchmark:
         count, self._memory[key] = first_turn(stream, self._device, self._options.turn_seconds)
         if key.part == table.LOADERS:
             stream = stream._replace(work=lambda batch: None)  # it has been checked
-        self._measures[key] = partial(turn, stream, count, self._device)
+        seconds = self._options.turn_seconds
+        self._measures[key] = partial(turn, stream, count, self._device, seconds)
 
     def _add_call(self, key: Key, call: Callable[[], object]) -> None:
-        call()  # the first one allocates
         taken = repeat(call, 1, self._device).seconds
         count = max(1, math.ceil(self._options.turn_seconds / taken))
         self._measures[key] = partial(repeat, call, count, self._device)

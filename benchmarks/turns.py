@@ -15,8 +15,6 @@ TURN_SECONDS = 0.5
 """About what the counted batches of a turn take."""
 FEWEST = 4
 """Batches in a turn: workers hand them out in bursts."""
-SETTLE_SECONDS = 1.0
-"""A pass whose steps are longer than the loader needs for one batch has settled by then."""
 
 
 class Turn(NamedTuple):
@@ -46,14 +44,14 @@ class Stream(NamedTuple):
     work: Callable[[Any], object] = lambda batch: None
 
 
-def turn(stream: Stream, count: int, device: torch.device) -> Turn:
+def turn(stream: Stream, count: int, device: torch.device, settle: float) -> Turn:
     """A pass of its own, without its first batches.
 
     A pass that has just begun has nothing ahead, one that was left alone has too much: either would
     be counted as speed. So the batches are counted from when it has made up for its start.
     """
     with _Pass(stream) as batches:
-        _settle(stream, batches)
+        _settle(stream, batches, settle)
         synchronize(device)
         waited, used, started = 0.0, cpu_seconds(), time.perf_counter()
         for _ in range(count):
@@ -72,7 +70,7 @@ def first_turn(stream: Stream, device: torch.device, seconds: float) -> tuple[in
     before = most = Memory(host_memory(), device_memory(device))
     taken = 0.0
     with _Pass(stream) as batches:
-        _settle(stream, batches)
+        _settle(stream, batches, seconds)
         for _ in range(2):
             synchronize(device)
             started = time.perf_counter()
@@ -85,7 +83,8 @@ def first_turn(stream: Stream, device: torch.device, seconds: float) -> tuple[in
 
 
 def repeat(call: Callable[[], object], count: int, device: torch.device) -> Turn:
-    """A turn of what needs no loader."""
+    """A turn of what needs no loader, without its first call, for which no memory is warm."""
+    call()
     synchronize(device)
     used, started = cpu_seconds(), time.perf_counter()
     for _ in range(count):
@@ -101,12 +100,21 @@ def check_memory(needed: float, device: torch.device, what: str) -> None:
         raise MemoryError(f"{what} about {needed / 1e9:.1f} GB, and {free / 1e9:.1f} are free")
 
 
-def _settle(stream: Stream, batches: Iterator[Any]) -> None:
-    started = time.perf_counter()
-    for done in range(stream.ahead + 1):
-        if done and time.perf_counter() - started > SETTLE_SECONDS:
+def _settle(stream: Stream, batches: Iterator[Any], seconds: float) -> None:
+    """As many batches as are ahead and one more, for so many seconds at least.
+
+    New worker processes are slow at first: they touch all that they share with their parent. One
+    batch is enough where the work on it is long: the loader has caught up meanwhile.
+    """
+    begun, done = time.perf_counter(), 0
+    while True:
+        batch = next(batches)
+        started = time.perf_counter()
+        stream.work(batch)
+        now, done = time.perf_counter(), done + 1
+        settled = done > stream.ahead or now - started > seconds
+        if settled and now - begun >= seconds:
             return
-        stream.work(next(batches))
 
 
 class _Pass:

@@ -5,7 +5,6 @@ No test looks at how long a thing takes: where time matters, the clock is a fals
 
 from __future__ import annotations
 
-import csv
 import math
 import sys
 from collections.abc import Iterator
@@ -64,7 +63,7 @@ def stream(clock: Clock, *, ahead: int, each: float, work: float = 0.0, closed: 
 
 def test_what_is_ahead_is_not_counted_as_speed(clock: Clock) -> None:
     closed: list = []
-    found = turns.turn(stream(clock, ahead=3, each=0.02, work=0.005, closed=closed), 10, CPU)
+    found = turns.turn(stream(clock, ahead=3, each=0.02, work=0.005, closed=closed), 10, CPU, 0.7)
     assert found.seconds == pytest.approx(0.025)
     assert found.wait == pytest.approx(0.02)
     assert found.cpu == pytest.approx(0.05)
@@ -75,8 +74,17 @@ def test_long_steps_settle_after_one(clock: Clock) -> None:
     closed: list = []
     long = stream(clock, ahead=6, each=0.0, work=5.0, closed=closed)
     before = clock.now
-    assert turns.turn(long, 2, CPU).seconds == pytest.approx(5.0)
-    assert clock.now - before == pytest.approx(0.9 + 3 * 5.0)
+    assert turns.turn(long, 2, CPU, 0.7).seconds == pytest.approx(5.0)
+    assert clock.now - before == pytest.approx(0.9 + 3 * 5.0)  # one to settle, two counted
+
+
+def test_the_first_call_is_not_counted(clock: Clock) -> None:
+    costs = iter([7.0, 1.0, 2.0, 3.0])
+
+    def call() -> None:
+        clock.now += next(costs)
+
+    assert turns.repeat(call, 3, CPU).seconds == pytest.approx(2.0)
 
 
 def test_a_pass_is_closed_when_its_work_fails(clock: Clock) -> None:
@@ -87,7 +95,7 @@ def test_a_pass_is_closed_when_its_work_fails(clock: Clock) -> None:
 
     failing = stream(clock, ahead=0, each=0.1, closed=closed)._replace(work=fails)
     with pytest.raises(RuntimeError, match="no"):
-        turns.turn(failing, 1, CPU)
+        turns.turn(failing, 1, CPU, 0.7)
     assert closed == [True]
 
 
@@ -229,6 +237,17 @@ def test_compare_the_last_two_runs_of_a_file(tmp_path: Path, capsys: pytest.Capt
     assert "0.500" in capsys.readouterr().out
 
 
+def test_how_loaders_moved_against_one_another() -> None:
+    def found(ours: float, theirs: float) -> dict:
+        keys = (Key(table.LOADERS, name, "crop-flip", 8) for name in ("fastaug dali", "ffcv"))
+        rates = ({"median": str(rate)} for rate in (ours, theirs))
+        return {(key, table.VIEWS): row for key, row in zip(keys, rates, strict=True)}
+
+    # Twice as fast a machine, on which ffcv is three times as fast.
+    (line,) = throughput_compare._relative(found(100, 50), found(200, 150))
+    assert "by at most 50.0% (ffcv, crop-flip, K=8)" in line
+
+
 # --- mistakes ---
 
 
@@ -352,11 +371,3 @@ def test_runs_are_added_and_drawn_again(
     capsys.readouterr()
     assert cli.run(throughput.main, ["--plot-only", "--out", str(tmp_path)]) == 2
     assert "holds no run yet" in capsys.readouterr().err
-
-
-def test_the_committed_results_can_be_read() -> None:
-    file = Path(throughput.__file__).parent / "results" / "throughput.csv"
-    rows = records.read(file, table.COLUMNS)
-    assert rows
-    with file.open() as opened:
-        assert all(None not in row for row in csv.DictReader(opened))
