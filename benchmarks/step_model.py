@@ -28,7 +28,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 STORAGE, PCIE, DECODE, LAUNCH = "storage", "PCIe", "decode", "launch"
-MEMORY, COMPUTE, ALL_REDUCE = "GPU memory", "GPU arithmetic", "all-reduce"
+MEMORY, COMPUTE, ALL_REDUCE = "GPU memory bandwidth", "GPU arithmetic", "all-reduce"
 LIMITS = (DECODE, STORAGE, PCIE, LAUNCH, MEMORY, COMPUTE, ALL_REDUCE)
 
 FP32 = 4
