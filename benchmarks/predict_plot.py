@@ -20,7 +20,7 @@ MARKERS = {
     STORAGE: ("s", "storage"),
     PCIE: ("P", "PCIe"),
     LAUNCH: ("X", "launching"),
-    MEMORY: ("o", "GPU memory"),
+    MEMORY: ("o", "memory bandwidth"),
     COMPUTE: ("^", "GPU arithmetic"),
     ALL_REDUCE: ("D", "all-reduce"),
 }
