@@ -119,7 +119,8 @@ def _draw_loaders(
     ax.set_xticks(views, [str(k) for k in views])
     ax.minorticks_off()
     low, high = ax.get_ylim()
-    ticks = [d * 10**e for e in range(6) for d in (1, 2, 5) if low <= d * 10**e <= high]
+    digits = (1, 2, 5) if high > 15 * low else (1, 1.5, 2, 3, 4, 5, 6, 8)
+    ticks = [round(d * 10**e) for e in range(1, 6) for d in digits if low <= d * 10**e <= high]
     ax.set_yticks(ticks, [f"{tick:,}" for tick in ticks])
     ax.set_xlabel("views K of each image", fontsize=9)
     ax.grid(alpha=0.3)
@@ -149,12 +150,12 @@ def _draw_steps(ax: Any, found: Mapping, steps: Sequence[Key], first: Row) -> No
             va="bottom",
             fontsize=8,
         )
-    ax.set_ylim(0, 1.3 * max(bottoms))  # the legend stands above the bars
+    ax.set_ylim(0, 1.35 * max(bottoms))  # the legend stands above the bars
     ax.set_xticks(range(len(steps)), [str(key.K) for key in steps])
     ax.set_xlabel("views K of each image", fontsize=9)
     ax.set_ylabel(f"ms for a training step of {first['batch_size']} views", fontsize=9)
     title = f"Whole steps: {first['model']}, {first['precision']}\n{first['loader']} loader, "
     ax.set_title(title + policy_name(first, steps[0].policy).split(" (")[0], fontsize=10)
     lines, labels = ax.get_legend_handles_labels()
-    ax.legend(lines[::-1], labels[::-1], fontsize=8, loc="upper left", ncols=3, frameon=False)
+    ax.legend(lines[::-1], labels[::-1], fontsize=8, loc="upper left", ncols=2, frameon=False)
     ax.tick_params(labelsize=9)

@@ -95,6 +95,8 @@ class Benchmark:
             bar.update(task, description=f"preparing {key}")
             try:
                 build(key)
+            except ConfigError:  # a model that does not exist
+                raise
             except Exception as error:  # of whatever kind: one that cannot run is a row
                 self._failures.append(table.failure(key, _status(error)))
             bar.advance(task)
@@ -104,12 +106,13 @@ class Benchmark:
         """What there is to measure, with what builds it."""
         options = self._options
         plans: dict[Key, Callable[[Key], None]] = {}
+        if table.STAGES in options.parts:
+            plans[Key(table.STAGES, "network")] = self._build_network
         for policy in options.policies if table.LOADERS in options.parts else ():
             for name in options.loaders or LOADERS:
                 keys = (Key(table.LOADERS, name, policy, k) for k in options.views)
                 plans |= dict.fromkeys(keys, self._build_loader)
         if table.STAGES in options.parts:
-            plans[Key(table.STAGES, "network")] = self._build_network
             for k in options.views:
                 plans[Key(table.STAGES, DECODE, "", k)] = self._build_decoder
                 plans[self._own_loader(k)] = self._build_loader

@@ -263,6 +263,7 @@ def test_how_loaders_moved_against_one_another() -> None:
         (["--classes", "2"], "has 3 classes"),
         (["--turn-seconds", "0"], "between 0 and 60"),
         (["--device", "cuda:9"], "--device"),
+        (["--model", "nf_resnet5"], "nf_resnet50"),
     ],
 )
 def test_a_mistake_is_one_line(
