@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from records import machine_of
 from rich.console import Console
 from rich.table import Table
 from throughput_report import Found, Row, index, key_of
+from throughput_rows import Key
 
 from fastaug.errors import ConfigError
 
@@ -34,7 +37,7 @@ def compare(files: Sequence[Path]) -> int:
     for line in _differences(before[0], after[0]):
         console.print(line, soft_wrap=True, markup=False)
     shown = Table(box=None)
-    for head in ("", "quantity", "before", "after", "after / before", ""):
+    for head in ("", "quantity", "before", "after", "ratio", ""):
         shown.add_column(head, justify="left" if head in ("", "quantity") else "right")
     slower = 0
     ours, theirs = index(after), index(before)
@@ -102,7 +105,7 @@ def _differences(before: Row, after: Row) -> Iterator[str]:
 
 def _relative(before: Found, after: Found) -> Iterator[str]:
     """How far the loaders moved against one another, which a slower machine does not change."""
-    moved = {}
+    moved: dict[Key, float] = {}
     for key, quantity in after:
         base = key._replace(contender=BASE)
         if quantity != table.VIEWS or key.part != table.LOADERS or key == base:
@@ -110,13 +113,21 @@ def _relative(before: Found, after: Found) -> Iterator[str]:
         rows = [found.get((of, quantity)) for found in (after, before) for of in (key, base)]
         if all(rows):
             mine, its, old, its_old = (float(row["median"]) for row in rows if row)
-            moved[key] = mine / its / (old / its_old) - 1
+            moved[key] = math.log(mine / its / (old / its_old))
     if moved:
-        most = max(moved, key=lambda key: abs(moved[key]))
+        over_k = {
+            loader: statistics.mean(v for key, v in moved.items() if key._replace(K="") == loader)
+            for loader in {key._replace(K="") for key in moved}
+        }
         yield (
-            f"against {BASE}, the other loaders moved by at most {100 * abs(moved[most]):.1f}% "
-            f"({most})"
+            f"against {BASE}, the other loaders moved by at most {_most(over_k)}, as means over "
+            f"all K; at a single K by at most {_most(moved)}"
         )
+
+
+def _most(moved: Mapping[Key, float]) -> str:
+    key = max(moved, key=lambda key: abs(moved[key]))
+    return f"{100 * math.expm1(abs(moved[key])):.1f}% ({key})"
 
 
 def _gone(before: Sequence[Row], after: Sequence[Row]) -> Iterator[str]:

@@ -68,10 +68,9 @@ def _multiply(precision: str) -> None:
 def keep_freed_memory(device: torch.device) -> None:
     """Before training on a CPU: memory that tensors gave back is kept for the next ones.
 
-    glibc hands large blocks back to the system and gets them anew, page by page and zeroed, for each
-    operation: a third of a step at 224 px. This costs up to a third more memory, as freed blocks do
-    not always fit. Whoever sets glibc's own variables (MALLOC_MMAP_MAX_=65536 is its default) has
-    decided already.
+    glibc hands large blocks back to the system and gets them anew, page by page and zeroed, in
+    every operation: a third of a step at 224 px. This costs up to a third more memory, as freed
+    blocks do not always fit. Whoever sets glibc's own variables (MALLOC_...) has decided already.
     """
     theirs = ("MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
     if device.type != "cpu" or not _IS_LINUX or any(name in os.environ for name in theirs):

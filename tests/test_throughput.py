@@ -238,14 +238,18 @@ def test_compare_the_last_two_runs_of_a_file(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_how_loaders_moved_against_one_another() -> None:
-    def found(ours: float, theirs: float) -> dict:
-        keys = (Key(table.LOADERS, name, "crop-flip", 8) for name in ("fastaug dali", "ffcv"))
-        rates = ({"median": str(rate)} for rate in (ours, theirs))
-        return {(key, table.VIEWS): row for key, row in zip(keys, rates, strict=True)}
+    def found(*rates: tuple[str, int, float]) -> dict:
+        return {
+            (Key(table.LOADERS, name, "crop-flip", k), table.VIEWS): {"median": str(rate)}
+            for name, k, rate in rates
+        }
 
-    # Twice as fast a machine, on which ffcv is three times as fast.
-    (line,) = throughput_compare._relative(found(100, 50), found(200, 150))
-    assert "by at most 50.0% (ffcv, crop-flip, K=8)" in line
+    before = found(*(("fastaug dali", k, 100) for k in (1, 8)), ("ffcv", 1, 50), ("ffcv", 8, 50))
+    # Twice as fast a machine, on which ffcv is 4 times as fast at K = 1, and as before at K = 8.
+    after = found(*(("fastaug dali", k, 200) for k in (1, 8)), ("ffcv", 1, 400), ("ffcv", 8, 100))
+    (line,) = throughput_compare._relative(before, after)
+    assert "at most 100.0% (ffcv, crop-flip), as means" in line
+    assert "at a single K by at most 300.0% (ffcv, crop-flip, K=1)" in line
 
 
 # --- mistakes ---
