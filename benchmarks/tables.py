@@ -1,9 +1,10 @@
 """The tables of README.md and docs/performance.md, out of the committed results.
 
     python benchmarks/tables.py            # writes them anew, from the latest runs
-    python benchmarks/tables.py --check    # says which are not what the results say
+    python benchmarks/tables.py --check    # says which are not what their runs say
 
-A table stands between `<!-- table NAME -->` and `<!-- end -->`, and is not edited by hand.
+A table stands between `<!-- table NAME DATE -->` and `<!-- end -->`, and is not edited by hand.
+DATE is the run that it shows: a later one changes no table until it is written.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from fastaug.errors import ConfigError
 
 ROOT = Path(__file__).parents[1]
 FILES = ("README.md", "docs/performance.md")
-BLOCK = re.compile(r"(<!-- table (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+BLOCK = re.compile(r"<!-- table (\S+)(?: (\S+))? -->\n.*?<!-- end -->", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Options:
     """Write the tables of README.md and docs/performance.md anew, from the committed results."""
 
     check: bool = False
-    """Change nothing; exit code 1 if a table is not what the results say."""
+    """Change nothing; exit code 1 if a table is not what its run says."""
     debug: bool = False
     """Show the traceback of an error."""
 
@@ -45,7 +46,7 @@ def main(args: Sequence[str]) -> int:
     for name in FILES:
         file = ROOT / name
         text = file.read_text(encoding="utf-8")
-        renewed = renew(text)
+        renewed = renew(text, latest=not options.check)
         if renewed != text:
             stale.append(name)
             if not options.check:
@@ -55,18 +56,22 @@ def main(args: Sequence[str]) -> int:
     return 1 if options.check and stale else 0
 
 
-def renew(text: str) -> str:
-    """The text with each of its tables as the results say."""
-    measured = records.run(_read(table.NAME, table.COLUMNS))
-    predicted = _read(predict.NAME, predict.COLUMNS)
-    of_gpus = records.run([row for row in predicted if row["device"] != "cpu"])
-    of_cpu = records.run([row for row in predicted if row["device"] == "cpu"])
+def renew(text: str, *, latest: bool) -> str:
+    """The text with each of its tables as the results say: those of its own run, or the latest."""
+    measured, predicted = (
+        _read(table.NAME, table.COLUMNS),
+        _read(predict.NAME, predict.COLUMNS),
+    )
+    of_gpus = [row for row in predicted if row["device"] != "cpu"]
+    of_cpu = [row for row in predicted if row["device"] == "cpu"]
 
     def made(block: re.Match[str]) -> str:
-        begin, name, end = block.groups()
-        for tables, run in ((TABLES, measured), (PREDICTED, of_gpus), (CHECKED, of_cpu)):
+        name, date = block.groups()
+        for tables, rows in ((TABLES, measured), (PREDICTED, of_gpus), (CHECKED, of_cpu)):
             if name in tables:
-                return begin + "\n".join(tables[name](run)) + "\n" + end
+                run = records.run(rows, "" if latest else date)
+                lines = [f"<!-- table {name} {run[0]['date']} -->", *tables[name](run)]
+                return "\n".join([*lines, "<!-- end -->"])
         known = ", ".join({**TABLES, **PREDICTED, **CHECKED})
         raise ConfigError(f"no table is called {name!r}; there are {known}")
 

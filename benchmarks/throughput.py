@@ -74,7 +74,8 @@ class Options:
     turn_seconds: float = 0.7
     """About what is timed of each thing in a round, after as long to settle."""
     quick: bool = False
-    """Under a minute: K of 1 and 8, small views, few rounds; other flags change single values."""
+    """Under a minute: K of 1 and 8, crop and flip, small views, few rounds; other flags change
+    single values."""
     out: str = "benchmarks/results"
     """Folder of throughput.csv, to which rows are added, and of throughput.png."""
     compare: tuple[str, ...] = ()
@@ -109,7 +110,13 @@ class Options:
 
 
 QUICK = Options(
-    views=(1, 8), size=96, batch_size=16, repeats=3, turn_seconds=0.15, model="nf_resnet26"
+    views=(1, 8),
+    policies=("crop-flip",),
+    size=96,
+    batch_size=16,
+    repeats=3,
+    turn_seconds=0.1,
+    model="nf_resnet26",
 )
 """What --quick stands for."""
 
