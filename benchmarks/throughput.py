@@ -112,7 +112,7 @@ class Options:
 QUICK = Options(
     views=(1, 8),
     policies=("crop-flip",),
-    size=96,
+    size=64,
     batch_size=16,
     repeats=3,
     turn_seconds=0.1,
