@@ -74,8 +74,8 @@ class Options:
     turn_seconds: float = 0.7
     """About what is timed of each thing in a round, after as long to settle."""
     quick: bool = False
-    """Under a minute: K of 1 and 8, crop and flip, small views, few rounds; other flags change
-    single values."""
+    """Under a minute: K of 1 and 8, three loaders, crop and flip, small views, few rounds; other
+    flags change single values."""
     out: str = "benchmarks/results"
     """Folder of throughput.csv, to which rows are added, and of throughput.png."""
     compare: tuple[str, ...] = ()
@@ -111,6 +111,7 @@ class Options:
 
 QUICK = Options(
     views=(1, 8),
+    loaders=("fastaug dali", "fastaug torch", "torchvision, one decode"),
     policies=("crop-flip",),
     size=64,
     batch_size=16,

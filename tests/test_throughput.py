@@ -293,7 +293,8 @@ def run(folder: Path, out: Path, *flags: str) -> tuple[int, list[dict[str, str]]
 
 
 def test_a_whole_run(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    code, rows = run(folder, tmp_path, "--policies", "crop-flip", "randaugment")
+    both = ("--policies", "crop-flip", "randaugment")
+    code, rows = run(folder, tmp_path, *both, "--loaders", *throughput.LOADERS)
     assert code == 0
     out = capsys.readouterr().out
     failed = {(row["contender"], row["status"]) for row in rows if row["status"] != "ok"}
