@@ -18,7 +18,7 @@ from pathlib import Path
 import predict
 import records
 import throughput_rows as table
-from stages import ANY_K, DECODE, LOADER, OBJECTIVE, STEP, SYNTHETIC
+from stages import FORWARD, LOADER, STAGES, STEP
 from throughput_report import Found, Row, index, views_of
 from throughput_rows import Key
 
@@ -104,9 +104,9 @@ def loaders(policy: str, run: Sequence[Row]) -> list[str]:
 def stages(run: Sequence[Row]) -> list[str]:
     """Milliseconds of each stage."""
     found, views = index(run), views_of(run)
-    policy = run[0] and next(row["policy"] for row in run if row["contender"] == STEP)
+    policy = next(row["policy"] for row in run if row["contender"] == STEP)
     lines = []
-    for stage in (DECODE, LOADER, *ANY_K, OBJECTIVE, SYNTHETIC, STEP):
+    for stage in STAGES:
         own = Key(table.STAGES, stage, policy if stage in (LOADER, STEP) else "")
         lines.append([f"{stage}, ms", *_cells(found, own, table.TIME, views)])
     step = Key(table.STAGES, STEP, policy)
@@ -135,7 +135,8 @@ def machine(run: Sequence[Row]) -> list[str]:
     return [
         f"Measured on {first['date'][:10]}: {records.machine_of(first)}, "
         f"commit {first['commit']}, Python {first['python']}, torch {first['torch']}, "
-        f"DALI {first['dali']}, torchvision {first['torchvision']}, timm {first['timm']}; "
+        f"DALI {first['dali']}, torchvision {first['torchvision']}, timm {first['timm']}, "
+        f"FFCV {first['ffcv'] or 'none'}; "
         f"{first['size']} px, batches of {first['batch_size']} views, {first['workers']} loader "
         f"workers; {first['model']}, {first['classes']} classes, {first['precision']}."
     ]
@@ -184,11 +185,12 @@ def check(run: Sequence[Row]) -> list[str]:
         if (other := found.get((quantity + suffix, k))) is None:
             continue
         name = quantity.removesuffix(" time") + (f", K={k}" if k else "")
-        pairs = [
-            (_number({"median": r["value"]}), f"{100 * float(r['error']):+.0f}%")
-            for r in (row, other)
-        ]
-        lines.append([name, _number({"median": row["measured"]}), *pairs[0], *pairs[1]])
+        cells = [name, _number({"median": row["measured"]})]
+        for each in (row, other):
+            cells += [_number({"median": each["value"]}), f"{100 * float(each['error']):+.0f}%"]
+        if name == FORWARD:
+            cells[-1] = "(input)"
+        lines.append(cells)
     return _markdown(head, lines)
 
 

@@ -12,6 +12,7 @@ import throughput_rows as table
 from records import machine_of
 from rich.console import Console
 from rich.table import Table
+from stages import LOADER
 from throughput_report import Found, Row, index, key_of
 from throughput_rows import Key
 
@@ -39,32 +40,32 @@ def compare(files: Sequence[Path]) -> int:
     shown = Table(box=None)
     for head in ("", "quantity", "before", "after", "ratio", ""):
         shown.add_column(head, justify="left" if head in ("", "quantity") else "right")
-    slower = 0
+    verdicts: list[str] = []
     ours, theirs = index(after), index(before)
     for (key, quantity), row in ours.items():
         if quantity not in COMPARED or (key, quantity) not in theirs:
             continue
-        if quantity == table.TIME and (key, table.VIEWS) in ours:
+        if key.contender == LOADER or (quantity == table.TIME and (key, table.VIEWS) in ours):
             continue  # the same once more
         old = theirs[key, quantity]
-        verdict = judge(old, row, COMPARED[quantity])
-        slower += verdict == "SLOWER"
+        verdicts.append(judge(old, row, COMPARED[quantity]))
         values = [float(each["median"]) for each in (old, row)]
         shown.add_row(
             str(key),
             f"{quantity}, {row['unit']}" if row["unit"] != quantity else quantity,
             *(f"{value:,.4g}" for value in values),
             f"{values[1] / values[0]:.3f}",
-            verdict,
+            verdicts[-1],
         )
     console.print(shown)
     for line in (*_relative(theirs, ours), *_gone(before, after)):
         console.print(line, markup=False, soft_wrap=True)
-    if not shown.row_count:
+    if not verdicts:
         raise ConfigError("the two runs have nothing in common to compare")
+    slower, faster = (verdicts.count(word) for word in ("SLOWER", "faster"))
     console.print(
-        f"{slower} of {shown.row_count} slower beyond the noise (no overlap of the 20th to 80th "
-        f"percentiles, and more than {100 * TOLERANCE:.0f}%)",
+        f"of {len(verdicts)}: {slower} slower, {faster} faster beyond the noise (no overlap "
+        f"of the 20th to 80th percentiles, and more than {100 * TOLERANCE:.0f}%)",
         soft_wrap=True,
     )
     return 1 if slower else 0

@@ -8,7 +8,7 @@ import throughput_rows as table
 from records import machine_of
 from rich.console import Console
 from rich.table import Table
-from stages import ANY_K, DECODE, LOADER, OBJECTIVE, STEP, SYNTHETIC
+from stages import LOADER, OBJECTIVE, STAGES, STEP
 from throughput_rows import Key
 
 Row = Mapping[str, str]
@@ -31,7 +31,7 @@ def show(run: Sequence[Row]) -> None:
         console.print(_loaders(first, found, views, policy))
     if any(key.part == table.STAGES for key, _ in found):
         console.print(_stages(first, found, views))
-    for line in (*verdicts(found, views), *_failures(run)):
+    for line in (*verdicts(found), *_failures(run)):
         console.print(line, markup=False, soft_wrap=True)
 
 
@@ -105,7 +105,7 @@ def _stages(first: Row, found: Found, views: Sequence[int]) -> Table:
             texts = [f"{scale * float(row['median']):,.{digits}f}" if row else "-" for row in rows]
             shown.add_row(name, *texts)
 
-    for stage in (DECODE, LOADER, *ANY_K, OBJECTIVE, SYNTHETIC, STEP):
+    for stage in STAGES:
         own = policy if stage in (LOADER, STEP) else ""
         digits = 2 if stage == OBJECTIVE else 0
         line(f"{stage}, ms", Key(table.STAGES, stage, own), table.TIME, digits)
@@ -122,7 +122,7 @@ def _stages(first: Row, found: Found, views: Sequence[int]) -> Table:
     return shown
 
 
-def verdicts(found: Found, views: Sequence[int]) -> Iterator[str]:
+def verdicts(found: Found) -> Iterator[str]:
     """What the numbers say, in sentences."""
     for (key, quantity), row in found.items():
         if quantity == table.MARGINAL and key.contender.startswith("fastaug"):

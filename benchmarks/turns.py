@@ -11,8 +11,6 @@ import torch
 from timing import free_memory, synchronize
 from usage import cpu_seconds, device_memory, give_back_memory, host_memory
 
-TURN_SECONDS = 0.5
-"""About what the counted batches of a turn take."""
 FEWEST = 4
 """Batches in a turn: workers hand them out in bursts."""
 
