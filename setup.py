@@ -17,7 +17,7 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.10",
     packages=[
-        *("fastaug", "fastaug.data", "fastaug.kernels", "fastaug.models"),
+        *("fastaug", "fastaug.data", "fastaug.kernels", "fastaug.models", "fastaug.views"),
         # Folders beside fastaug/ in the tree. cuda/ holds sources alone, and no __init__.py: with
         # one it would hide NVIDIA's package of that name from whoever starts Python here.
         *("fastaug.pipelines", "fastaug.cuda"),

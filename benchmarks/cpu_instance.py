@@ -178,10 +178,14 @@ class Comparison(NamedTuple):
 def compare(
     work: Work, cpu: CpuInputs, measured: Mapping[Stage, float], cores: Cores
 ) -> Comparison:
-    """The loader's inputs are one decode and one loader row, those of the smallest K."""
+    """The loader's inputs are two rows: decode at the smallest K, the loader at the largest.
+
+    There an image, and here a view, is most of the time: the difference of two large numbers would
+    be noise.
+    """
     decode, loader = (
-        min((stage for stage in measured if stage.contender == name), key=lambda stage: stage.k)
-        for name in ("decode", "loader")
+        extreme((stage for stage in measured if stage.contender == name), key=lambda stage: stage.k)
+        for name, extreme in (("decode", min), ("loader", max))
     )
     an_image = max(decode.k, 1) * measured[decode] / work.views
     a_view = max(1e-9, measured[loader] / work.views - an_image / max(loader.k, 1))

@@ -13,8 +13,14 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from fastaug.kernels.cuda import RESERVED, WARP, launch_plan
-from fastaug.kernels.nvrtc import AVERAGES, DTYPES, compile_kernels, kernel_name, nvrtc_version
+import numpy as np
+
+from fastaug.kernels.cuda import OBJECTIVE, RESERVED, WARP, launch_plan
+from fastaug.kernels.nvrtc import Program, compile_kernels, nvrtc_version
+from fastaug.views.cuda import VIEWS
+from fastaug.views.form import ViewForm
+from fastaug.views.launch import Needs, needs_of, plan_launch
+from fastaug.views.records import LAYER, NEEDS_ROOM, VIEW
 
 ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 SHARED_LIMITS = {
@@ -27,6 +33,16 @@ SHARED_LIMITS = {
 SHAPES = [(1, 1000), (2, 1000), (4, 1000), (8, 1000), (16, 1000), (16, 100), (16, 21841)]
 WARPS_BY_REGISTERS = 65536 // (64 * WARP)
 """Of an SM, at the 64 registers a thread that __launch_bounds__ allows."""
+
+VIEW_CASES = {
+    "224 px, crop and flip": (224, (375, 500), ViewForm(), 0),
+    "224 px, antialiased": (224, (375, 500), ViewForm(antialias=True), 0),
+    "224 px, RandAugment": (224, (375, 500), ViewForm(), 2),
+    "32 px, shifted by 4": (32, (32, 32), ViewForm(), 0),
+    "32 px, RandAugment": (32, (32, 32), ViewForm(), 2),
+}
+"""Size, height and width of the box, form, operations. Boxes of 32 px reach beyond the image."""
+PARTS = ("tables", "view", "another view", "box")
 
 TEXT = """# What the CUDA kernels take of a GPU
 
@@ -43,6 +59,13 @@ its block, the classes that are in shared memory at a time, how much dynamic sha
 and how many warps then live on an SM.
 
 {plans}
+
+How a view is made (`plan_launch` in `fastaug/views/launch.py`) of a photograph of 500 x 375 pixels
+or one of 32: the threads of its block, how many rows of the view it makes at a time, what
+of its memory is shared and what, for each block that lives, global memory; and the blocks and warps
+that live on an SM.
+
+{views}
 """
 
 
@@ -59,9 +82,9 @@ class Resources(NamedTuple):
         return ", ".join([f"{self.registers}", *(f"{v} B {k}" for k, v in named.items() if v)])
 
 
-def compiled_resources(architecture: str) -> dict[str, Resources]:
+def compiled_resources(program: Program, architecture: str) -> dict[str, Resources]:
     """By kernel, as ptxas reports them."""
-    log = compile_kernels(architecture, options=["--ptxas-options=-v"]).log
+    log = compile_kernels(program, architecture, options=["--ptxas-options=-v"]).log
     patterns = (
         r"Used (\d+) registers",
         r"(\d+) bytes smem",
@@ -80,7 +103,7 @@ def table(*rows: tuple[object, ...]) -> str:
 
 
 def kernel_table(resources: dict[str, dict[str, Resources]]) -> str:
-    names = [kernel_name(average, dtype) for average in AVERAGES for dtype in DTYPES]
+    names = (*OBJECTIVE.kernels, *VIEWS.kernels)
     return table(
         ("kernel", *resources),
         *((name, *(kernels[name] for kernels in resources.values())) for name in names),
@@ -104,15 +127,50 @@ def plan_table() -> str:
     return table(head, *rows)
 
 
+def view_needs(case: str) -> Needs:
+    size, (height, width), form, count = VIEW_CASES[case]
+    views, layers = np.zeros(1, VIEW), np.zeros(count, LAYER)
+    views["height"], views["width"] = (32, 32) if size == 32 else (height, width)
+    views["box_height"], views["box_width"] = height, width
+    views["top"] = views["left"] = -4 if size == 32 else 0
+    layers["operation"] = NEEDS_ROOM[0]
+    return needs_of(views, layers, form, size)
+
+
+def view_table() -> str:
+    rows = []
+    for case, (size, *_) in VIEW_CASES.items():
+        needs = view_needs(case)
+        for gpu, limit in SHARED_LIMITS.items():
+            plan = plan_launch(needs, 1024, size, limit, processors=100)
+            strip = plan.places.strip_rows
+            lengths = (needs.tables(strip), needs.first, needs.second, needs.box)
+            shared, other = (
+                " + ".join(
+                    f"{part} {length / 1024:.1f} KB"
+                    for place, (part, length) in enumerate(zip(PARTS, lengths, strict=True))
+                    if length and bool(plan.places.in_shared >> place & 1) == is_shared
+                )
+                for is_shared in (True, False)
+            )
+            warps = plan.on_sm * plan.threads // WARP
+            rows.append((case, gpu, plan.threads, strip, shared, other or "-", plan.on_sm, warps))
+    head = ("view", "GPU", "threads", "rows", "shared", "global", "blocks", "warps on an SM")
+    return table(head, *rows)
+
+
 def document(kernels: str, version: str) -> str:
-    return TEXT.format(kernels=kernels, plans=plan_table(), version=version)
+    return TEXT.format(kernels=kernels, plans=plan_table(), views=view_table(), version=version)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, help="write this file instead of printing")
     out = parser.parse_args().out
-    resources = {name: compiled_resources(name) for name in ARCHITECTURES}
+    resources = {
+        name: compiled_resources(OBJECTIVE, name) | compiled_resources(VIEWS, name)
+        for name in ARCHITECTURES
+    }
     text = document(kernel_table(resources), nvrtc_version())
     if out:
         out.write_text(text)

@@ -53,9 +53,11 @@ def ffcv(images: ImageSet, config: TrainConfig, device: torch.device) -> Contend
         )
     except ImportError as error:
         raise Unfit(f"ffcv is not installed ({error})") from error
-    check_policy(config)
+    check_policy(config, pads=False)
     if config.augment == "randaugment":
         raise Unfit("ffcv has no RandAugment")
+    if config.views_dtype == "bf16":
+        raise Unfit("ffcv makes no bf16")
     if images.array is not None:
         raise Unfit("of images in memory, which ffcv would store in a file first")
     folder = Path(tempfile.mkdtemp(prefix="fastaug-ffcv-"))

@@ -200,14 +200,17 @@ class Assumptions:
         *(0.6, 1.0),
     )
     crop_flip: Value = Value(
-        *(6, "passes"),
-        "assumed: fp32 passes over a view, read or write: resize in two directions, normalise",
-        *(10, 3),
+        *(1.5, "passes"),
+        "assumed: fp32 passes of the fused kernel over a view: it writes it once (1) and reads its "
+        "box of the decoded image, bytes and half of the image on average (0.5); slow end: as long "
+        "as four passes for its arithmetic; fast end: boxes of one image come out of the cache",
+        *(4, 1),
     )
     randaugment: Value = Value(
-        *(22, "passes"),
-        "assumed: those of crop-flip, and in each of 4 layers an operation, a split and a merge",
-        *(38, 11),
+        *(4, "passes"),
+        "assumed: those of crop-flip, and bytes written and read between the crop and each of 4 "
+        "operations (0.5 each); slow end: twice that and its arithmetic; fast end: in the cache",
+        *(10, 1.5),
     )
     objective: Value = Value(
         *(4, "passes"), "assumed: read logits, write gradient, scale it by autograd's", *(8, 2)

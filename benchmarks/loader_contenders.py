@@ -1,15 +1,17 @@
 """Who takes part in the loaders' part of benchmarks/throughput.py: same files, same output.
 
-fastaug dali             DALI: decoded once, K views, in its threads
+fastaug fused            decoded once by DALI, K views by the fused kernel, in threads
+fastaug dali operators   decoded once by DALI, K views by its own operators, in its threads
 fastaug torch            torch worker processes: decoded once, K views
 torchvision, one decode  torch worker processes with transforms.v2, every image decoded once
 torchvision, K decodes   the same, decoded anew for each view, as repeated augmentation does
 timm, K decodes          timm's training transform on Pillow images, decoded for each view
 ffcv                     FFCV's compiled threads on a .beton of the same JPEGs, K decodes
 
-Crops are bicubic but for FFCV, which has one way to resize (OpenCV's area). RandAugment is each
-library's own, at the same number of operations and the same share of its largest magnitude.
-What leads to a GPU is written as the libraries advise, and has never run on one.
+All resize crops as --interpolation and --antialias say, but for FFCV, which has one way (OpenCV's
+area, which takes every pixel of the crop). With --crop pad, fastaug's and torchvision's take part.
+RandAugment is each library's own, at the same number of operations and the same share of its
+largest magnitude. What leads to a GPU is written as the libraries advise, and has never run on one.
 """
 
 from __future__ import annotations
@@ -17,11 +19,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from ffcv_loader import ffcv
-from loader_parts import Contender
+from loader_parts import FUSED, Contender
 from long_epochs import repeated
 from timing import Unfit
 from torch import Tensor
@@ -37,31 +40,31 @@ from worker_loaders import (
 from fastaug.config import TrainConfig
 from fastaug.data.images import ImageSet
 from fastaug.data.schedule import Schedule
-from fastaug.errors import ConfigError
+from fastaug.errors import ConfigError, KernelUnavailable
 from fastaug.loaders import build_loader, survey_images
+from fastaug.views import fused_engine
+
+Own = Literal["fused", "dali", "torch"]
+"""fastaug's loaders, as --loader of the benchmark names them."""
+OWN: dict[Own, str] = {"fused": FUSED, "dali": "fastaug dali operators", "torch": "fastaug torch"}
+TRAINED_WITH: dict[Own, dict[str, Any]] = {
+    "fused": {"loader": "dali", "views_engine": "fused"},
+    "dali": {"loader": "dali", "views_engine": "dali"},
+    "torch": {"loader": "torch", "views_engine": "auto"},
+}
+"""The settings of a training that takes it."""
 
 
-def fastaug_dali(images: ImageSet, config: TrainConfig, device: torch.device) -> Contender:
-    stages = 3 if images.array is None else 1  # read, decode, make views
-    return _fastaug("dali", stages * config.prefetch, images, config, device)
-
-
-def fastaug_torch(images: ImageSet, config: TrainConfig, device: torch.device) -> Contender:
-    return _fastaug("torch", worker_batches(config), images, config, device)
-
-
-def _fastaug(
-    name: Literal["dali", "torch"],
-    ahead: int,
-    images: ImageSet,
-    config: TrainConfig,
-    device: torch.device,
-) -> Contender:
+def _fastaug(own: Own, images: ImageSet, config: TrainConfig, device: torch.device) -> Contender:
     try:
-        config = replace(config, loader=name, device=str(device), accumulate=1)
+        if own == "fused":
+            fused_engine(device)  # said now if there is none, not in the middle of a run
+        config = replace(config, **TRAINED_WITH[own], device=str(device), accumulate=1)
         loader = build_loader(config, repeated(_surveyed(images, config), config))
-    except ConfigError as error:
+    except (ConfigError, KernelUnavailable) as error:
         raise Unfit(str(error)) from error
+    stages = 3 if images.array is None else 1  # read, decode, make views
+    ahead = worker_batches(config) if own == "torch" else stages * config.prefetch
 
     def batches() -> Iterator[Tensor]:
         while True:
@@ -77,8 +80,7 @@ def _surveyed(images: ImageSet, config: TrainConfig) -> ImageSet:
 
 Build = Callable[[ImageSet, TrainConfig, torch.device], Contender]
 LOADERS: dict[str, Build] = {
-    "fastaug dali": fastaug_dali,
-    "fastaug torch": fastaug_torch,
+    **{name: partial(_fastaug, own) for own, name in OWN.items()},
     "torchvision, one decode": torchvision_one_decode,
     "torchvision, K decodes": torchvision_k_decodes,
     "timm, K decodes": timm_k_decodes,
@@ -92,7 +94,7 @@ def decode_only(
     """As fastaug's loader decodes, and no more: an empty tensor for each batch of images."""
     if images.array is not None:
         raise Unfit("images in memory are not decoded")
-    config = replace(config, loader=loader, accumulate=1)
+    config = replace(config, loader=loader, views_engine="auto", accumulate=1)
     images = _surveyed(images, config)
     if loader == "torch":
         return in_workers(Decoded(images, config), device)

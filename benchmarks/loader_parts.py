@@ -11,8 +11,12 @@ import torch
 from timing import Unfit
 from torch import Tensor
 
+from fastaug.batch import VIEW_DTYPES
 from fastaug.config import TrainConfig
 from fastaug.data.images import ImageSet
+
+FUSED = "fastaug fused"
+"""The loader that the others are compared with."""
 
 
 @dataclass(frozen=True)
@@ -41,13 +45,16 @@ class EndlessBatches:
             left = left[self._per_batch :]
 
 
-def check_policy(config: TrainConfig) -> None:
-    if config.augment == "none" or config.crop == "pad":
-        raise Unfit("takes part in --augment crop-flip and randaugment with --crop resized alone")
+def check_policy(config: TrainConfig, *, pads: bool) -> None:
+    """pads: it has a crop of the image with a reflected margin."""
+    if config.augment == "none":
+        raise Unfit("takes part in --augment crop-flip and randaugment alone")
+    if config.crop == "pad" and not pads:
+        raise Unfit("takes part in --crop resized alone: it does not reflect images at their edges")
 
 
 def view_dtype(config: TrainConfig) -> torch.dtype:
-    return torch.float16 if config.views_dtype == "fp16" else torch.float32
+    return VIEW_DTYPES[config.views_dtype]
 
 
 def check(batch: Tensor, config: TrainConfig) -> None:

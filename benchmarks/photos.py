@@ -4,13 +4,15 @@ Leaves of all sizes over one another, each of its own colour and roughness, unde
 falling spectrum of photographs; some pictures have much detail, some little. They were fitted to
 100 photographs of ImageNet. Medians, here and there: 0.60 and 0.59 bytes a pixel, decoded by
 Pillow in 7.5 and 8.0 ns a pixel; all of them by DALI in 6.3 and 6.1 ns a pixel (one thread);
-power falls with the frequency to the -2.7 and -2.4.
+power falls with the frequency to the -2.7 and -2.4. cifar_like() cuts small images out of them.
 """
 
 from __future__ import annotations
 
 import shutil
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 
@@ -32,20 +34,65 @@ LEAVES = 110
 DETAIL = (32.0, 0.7)
 """Median over the pictures of the noise's deviation where it is roughest, and its log's spread."""
 TILE = 512
+SMALL, SMALL_COUNTS = 32, {"train": 50_000, "test": 100}
+"""Side and number of the small images: as many as CIFAR's, which no core's cache holds."""
+REDUCED = 4
+"""Photos are made so many times smaller before small images are cut out of them."""
 
 
 def photo_folder(cache: Path | None = None) -> Path:
     """The folder with {train,val}/<class>/NN.jpg; makes it (about 5 s) where it is missing."""
     root = (cache or cache_dir()) / f"photos-v{VERSION}"
-    try:
+    with _errors_named(root):
         if not root.is_dir():
             _make_whole(root)
+    return root
+
+
+def cifar_like(cache: Path | None = None) -> Path:
+    """An .npz of 32-pixel images, as many as CIFAR has, out of the photos; made where missing."""
+    file = (cache or cache_dir()) / f"cifar-like-v{VERSION}.npz"
+    with _errors_named(file):
+        if not file.is_file():
+            _make_small(file, photo_folder(cache))
+    return file
+
+
+@contextmanager
+def _errors_named(path: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise DataError(
-            f"cannot write pictures to {root} ({error.strerror or error}); "
+            f"cannot write pictures to {path} ({error.strerror or error}); "
             "set FASTAUG_CACHE to a folder that can be written"
         ) from error
-    return root
+
+
+def _make_small(file: Path, photos: Path) -> None:
+    """Written beside it and renamed, as the photos are."""
+    print(f"making {SMALL_COUNTS['train']:,} images of {SMALL} px, once, in {file}", flush=True)
+    arrays: dict[str, np.ndarray] = {"classes": np.array(CLASSES)}
+    for place, (split, folder) in enumerate({"train": "train", "test": "val"}.items()):
+        rng = np.random.default_rng([VERSION, SMALL, place])
+        sources = []
+        for path in sorted((photos / folder).glob("*/*.jpg")):
+            with Image.open(path) as photo:
+                label = CLASSES.index(path.parent.name)
+                sources.append((np.asarray(photo.reduce(REDUCED)), label))
+        images = np.empty((SMALL_COUNTS[split], SMALL, SMALL, 3), np.uint8)
+        labels = np.empty(len(images), np.int64)
+        for i, image in enumerate(images):
+            source, labels[i] = sources[i % len(sources)]
+            top, left = (int(rng.integers(side - SMALL + 1)) for side in source.shape[:2])
+            image[:] = source[top : top + SMALL, left : left + SMALL]
+        arrays |= {f"{split}_images": images, f"{split}_labels": labels}
+    unfinished = file.with_name(f".{uuid.uuid4().hex}-{file.name}")
+    try:
+        np.savez(unfinished, **arrays)
+        unfinished.rename(file)
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 def _make_whole(root: Path) -> None:

@@ -75,7 +75,7 @@ class Options:
     precision: Literal["bf16", "fp16", "fp32"] = "bf16"
     """Of the network; fp32 is TF32, as torch computes convolutions."""
     augment: Literal["crop-flip", "randaugment"] = "crop-flip"
-    """What makes a view, by stock DALI operators on the GPU."""
+    """What makes a view, by the fused kernel on the GPU."""
     decode: Literal["gpu", "cpu"] = "gpu"
     """Where JPEGs are decoded."""
     storage: float = hardware.STORAGE.value / 1e9

@@ -16,7 +16,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 from turns import Stream, check_memory
 
-from fastaug.batch import ViewBatch
+from fastaug.batch import VIEW_DTYPES, ViewBatch
 from fastaug.config import TrainConfig
 from fastaug.data.images import ImageSet
 from fastaug.device import autocast
@@ -117,8 +117,7 @@ class Stages:
         config = self._config
         images = config.batch_size // views
         shape = (images, views, config.size, config.size, 3)
-        dtype = torch.float16 if config.views_dtype == "fp16" else torch.float32
-        drawn = torch.randn(shape, device=self._device).to(dtype)
+        drawn = torch.randn(shape, device=self._device).to(VIEW_DTYPES[config.views_dtype])
         places = torch.arange(images, device=self._device)
         return ViewBatch(drawn.permute(0, 1, 4, 2, 3), places % self._classes, places)
 

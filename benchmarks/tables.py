@@ -4,7 +4,8 @@
     python benchmarks/tables.py --check    # says which are not what their runs say
 
 A table stands between `<!-- table NAME DATE -->` and `<!-- end -->`, and is not edited by hand.
-DATE is the run that it shows: a later one changes no table until it is written.
+DATE is the run that it shows: a later one changes no table until it is written. Those of images in
+memory show runs of --data cifar-like with --out benchmarks/results/cifar, each of its --batch-size.
 """
 
 from __future__ import annotations
@@ -13,13 +14,17 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import predict
 import records
 import throughput_rows as table
-from stages import FORWARD, LOADER, STAGES, STEP
-from throughput_report import Found, Row, index, views_of
+from loader_parts import FUSED
+from predict_tables import check, of_many_gpus, of_one_gpu
+from stages import LOADER, STAGES, STEP
+from table_parts import markdown, number
+from throughput_report import Found, Row, crops, index, policy_name, views_of
 from throughput_rows import Key
 
 from fastaug import cli
@@ -58,28 +63,31 @@ def main(args: Sequence[str]) -> int:
 
 def renew(text: str, *, latest: bool) -> str:
     """The text with each of its tables as the results say: those of its own run, or the latest."""
-    measured, predicted = (
-        _read(table.NAME, table.COLUMNS),
-        _read(predict.NAME, predict.COLUMNS),
-    )
-    of_gpus = [row for row in predicted if row["device"] != "cpu"]
-    of_cpu = [row for row in predicted if row["device"] == "cpu"]
 
     def made(block: re.Match[str]) -> str:
         name, date = block.groups()
-        for tables, rows in ((TABLES, measured), (PREDICTED, of_gpus), (CHECKED, of_cpu)):
-            if name in tables:
-                run = records.run(rows, "" if latest else date)
-                lines = [f"<!-- table {name} {run[0]['date']} -->", *tables[name](run)]
-                return "\n".join([*lines, "<!-- end -->"])
-        known = ", ".join({**TABLES, **PREDICTED, **CHECKED})
-        raise ConfigError(f"no table is called {name!r}; there are {known}")
+        if name not in TABLES:
+            raise ConfigError(f"no table is called {name!r}; there are {', '.join(TABLES)}")
+        source, make = TABLES[name]
+        if not (run := records.run(source.rows(), "" if latest else date)):
+            raise ConfigError(f"{source.file}: has no run of table {name!r}")
+        lines = [f"<!-- table {name} {run[0]['date']} -->", *make(run), "<!-- end -->"]
+        return "\n".join(lines)
 
     return BLOCK.sub(made, text)
 
 
-def _read(name: str, columns: Sequence[str]) -> list[dict[str, str]]:
-    return records.read(ROOT / "benchmarks/results" / f"{name}.csv", columns)
+@dataclass(frozen=True)
+class Source:
+    """The runs that a table may be of."""
+
+    file: str
+    columns: Sequence[str]
+    has: Callable[[Row], bool]
+
+    def rows(self) -> list[dict[str, str]]:
+        path = ROOT / "benchmarks/results" / self.file
+        return [row for row in records.read(path, self.columns) if self.has(row)]
 
 
 def loaders(policy: str, run: Sequence[Row]) -> list[str]:
@@ -95,10 +103,45 @@ def loaders(policy: str, run: Sequence[Row]) -> list[str]:
         ]
         if not any(map(any, rows)):
             continue
-        cells = [f"{_number(v)} ({_number(i)})" if v and i else "-" for v, i in rows]
+        cells = [f"{number(v)} ({number(i)})" if v and i else "-" for v, i in rows]
         marginal = found.get((own, table.MARGINAL))
         lines.append([name, *cells, f"{float(marginal['median']):.2f}" if marginal else ""])
-    return _markdown(head, lines)
+    return markdown(head, lines)
+
+
+def faster(policy: str, run: Sequence[Row]) -> list[str]:
+    """The fused loader against each of the others."""
+    found, views = index(run), views_of(run)
+    lines = []
+    for name in dict.fromkeys(row["contender"] for row in run if row["quantity"] == table.FASTER):
+        own = Key(table.LOADERS, name, policy)
+        cells = [_ratio(found.get((own._replace(K=k), table.FASTER))) for k in views]
+        if set(cells) != {"-"}:
+            lines.append([name, *cells])
+    return markdown([f"{FUSED} / other", *(f"K={k}" for k in views)], lines)
+
+
+def _ratio(row: Row | None) -> str:
+    return f"{float(row['median']):.2f}" if row else "-"
+
+
+def in_memory(run: Sequence[Row]) -> list[str]:
+    """Views per second of images that are not decoded, and the fused loader against the others."""
+    found, views, first = index(run), views_of(run), run[0]
+    policies = [p for p in dict.fromkeys(row["policy"] for row in run) if p]
+    columns = [(policy, k) for policy in policies for k in views]
+    head = [f"views/s (fused / other), {first['batch_size']} views a batch"]
+    head += [f"{policy_name(first, policy)}, K={k}" for policy, k in columns]
+    lines = []
+    for name in dict.fromkeys(row["contender"] for row in run if row["part"] == table.LOADERS):
+        cells = []
+        for policy, k in columns:
+            own = Key(table.LOADERS, name, policy, k)
+            rate, ratio = found.get((own, table.VIEWS)), found.get((own, table.FASTER))
+            cells.append(number(rate) + (f" ({_ratio(ratio)})" if ratio else "") if rate else "-")
+        if set(cells) != {"-"}:
+            lines.append([name, *cells])
+    return markdown(head, lines)
 
 
 def stages(run: Sequence[Row]) -> list[str]:
@@ -116,7 +159,7 @@ def stages(run: Sequence[Row]) -> list[str]:
     lines.append(["host memory of a step, MB", *_cells(found, step, table.HOST, views, 1e-6)])
     excess = "step beyond bare step + loader's CPU time, %"
     lines.append([excess, *_cells(found, step, table.EXCESS, views, 100, -100)])
-    return _markdown([f"{run[0]['batch_size']} views", *(f"K={k}" for k in views)], lines)
+    return markdown([f"{run[0]['batch_size']} views", *(f"K={k}" for k in views)], lines)
 
 
 def shares(run: Sequence[Row]) -> list[str]:
@@ -126,7 +169,7 @@ def shares(run: Sequence[Row]) -> list[str]:
         [name, *_cells(found, Key(table.STAGES, name, policy), table.SHARE, views, 100)]
         for name in table.PARTS_OF_STEP
     ]
-    return _markdown(["% of a step", *(f"K={k}" for k in views)], lines)
+    return markdown(["% of a step", *(f"K={k}" for k in views)], lines)
 
 
 def machine(run: Sequence[Row]) -> list[str]:
@@ -137,76 +180,41 @@ def machine(run: Sequence[Row]) -> list[str]:
         f"commit {first['commit']}, Python {first['python']}, torch {first['torch']}, "
         f"DALI {first['dali']}, torchvision {first['torchvision']}, timm {first['timm']}, "
         f"FFCV {first['ffcv'] or 'none'}; "
-        f"{first['size']} px, batches of {first['batch_size']} views, {first['workers']} loader "
-        f"workers; {first['model']}, {first['classes']} classes, {first['precision']}."
+        f"{first['size']} px, {crops(first)}, batches of {first['batch_size']} views, "
+        f"{first['workers']} loader workers; {first['model']}, {first['classes']} classes, "
+        f"{first['precision']}."
     ]
 
 
-def of_one_gpu(run: Sequence[Row]) -> list[str]:
-    """Predicted views/s of one GPU, the band, and what limits."""
-    found = {(row["device"], row["K"]): row for row in run if _is(row, "views/s", "1")}
-    views = list(dict.fromkeys(k for _, k in found))
-    lines = []
-    for gpu in dict.fromkeys(gpu for gpu, _ in found):
-        cells = [
-            f"{float(row['value']):,.0f} ({float(row['low']):,.0f} to {float(row['high']):,.0f}), "
-            + row["limit"]
-            for row in (found[gpu, k] for k in views)
-        ]
-        lines.append([gpu, *cells])
-    return _markdown(["PREDICTION: views/s of one GPU", *(f"K={k}" for k in views)], lines)
+def _of_photos(row: Row) -> bool:
+    """As benchmarks/throughput.py runs by default, whatever else was measured beside it."""
+    of = ("data", "crop", "interpolation", "antialias")
+    return tuple(row[name] for name in of) == ("photos", "resized", "bilinear", "True")
 
 
-def of_many_gpus(run: Sequence[Row]) -> list[str]:
-    """Predicted images/s of many GPUs together at the smallest and the largest K."""
-    views = sorted({int(row["K"]) for row in run})
-    counts = sorted({int(row["count"]) for row in run})
-    lines = []
-    for gpu in dict.fromkeys(row["device"] for row in run):
-        for k in (views[0], views[-1]):
-            rows = {
-                int(row["count"]): row
-                for row in run
-                if row["device"] == gpu and row["K"] == str(k) and row["quantity"] == "images/s"
-            }
-            cells = [f"{float(rows[n]['value']):,.0f}, {rows[n]['limit']}" for n in counts]
-            lines.append([f"{gpu}, K={k}", *cells])
-    return _markdown(["PREDICTION: images/s in all", *(f"{n:,} GPUs" for n in counts)], lines)
+def _of_cifar(batch_size: str) -> Source:
+    def has(row: Row) -> bool:
+        return (row["data"], row["crop"], row["batch_size"]) == ("cifar-like", "pad", batch_size)
+
+    return Source(f"cifar/{table.NAME}.csv", table.COLUMNS, has)
 
 
-def check(run: Sequence[Row]) -> list[str]:
-    """The same model with this CPU's numbers, beside what was measured."""
-    head = ["CPU, ms", "measured", "predicted from probes", "error"]
-    head += ["predicted, calibrated on forward", "error"]
-    suffix = ", calibrated on forward"
-    found = {(row["quantity"], row["K"]): row for row in run}
-    lines = []
-    for (quantity, k), row in found.items():
-        if (other := found.get((quantity + suffix, k))) is None:
-            continue
-        name = quantity.removesuffix(" time") + (f", K={k}" if k else "")
-        cells = [name, _number({"median": row["measured"]})]
-        for each in (row, other):
-            cells += [_number({"median": each["value"]}), f"{100 * float(each['error']):+.0f}%"]
-        if name == FORWARD:
-            cells[-1] = "(input)"
-        lines.append(cells)
-    return _markdown(head, lines)
-
-
-def _is(row: Row, quantity: str, count: str) -> bool:
-    return row["quantity"] == quantity and row["count"] == count
-
-
-Tables = Mapping[str, Callable[[Sequence[Row]], list[str]]]
-PREDICTED: Tables = {"prediction-one-gpu": of_one_gpu, "prediction-many-gpus": of_many_gpus}
-CHECKED: Tables = {"prediction-check": check}
-TABLES: Tables = {
-    "machine": machine,
-    "loaders-crop-flip": lambda run: loaders("crop-flip", run),
-    "loaders-randaugment": lambda run: loaders("randaugment", run),
-    "stages": stages,
-    "shares": shares,
+PHOTOS = Source(f"{table.NAME}.csv", table.COLUMNS, _of_photos)
+GPUS = Source(f"{predict.NAME}.csv", predict.COLUMNS, lambda row: row["device"] != "cpu")
+CPU = Source(f"{predict.NAME}.csv", predict.COLUMNS, lambda row: row["device"] == "cpu")
+TABLES: Mapping[str, tuple[Source, Callable[[Sequence[Row]], list[str]]]] = {
+    "machine": (PHOTOS, machine),
+    "loaders-crop-flip": (PHOTOS, partial(loaders, "crop-flip")),
+    "loaders-randaugment": (PHOTOS, partial(loaders, "randaugment")),
+    "faster-crop-flip": (PHOTOS, partial(faster, "crop-flip")),
+    "faster-randaugment": (PHOTOS, partial(faster, "randaugment")),
+    "in-memory-64": (_of_cifar("64"), in_memory),
+    "in-memory-1024": (_of_cifar("1024"), in_memory),
+    "stages": (PHOTOS, stages),
+    "shares": (PHOTOS, shares),
+    "prediction-one-gpu": (GPUS, of_one_gpu),
+    "prediction-many-gpus": (GPUS, of_many_gpus),
+    "prediction-check": (CPU, check),
 }
 
 
@@ -219,20 +227,7 @@ def _cells(
     shift: float = 0.0,
 ) -> list[str]:
     rows = [found.get((key, quantity)) or found.get((key._replace(K=k), quantity)) for k in views]
-    return [_number(row, scale, shift) if row else "-" for row in rows]
-
-
-def _number(row: Row | None, scale: float = 1.0, shift: float = 0.0) -> str:
-    assert row is not None
-    value = scale * float(row["median"]) + shift
-    if abs(value) >= 100:
-        return f"{value:,.0f}"
-    return f"{value:.1f}" if abs(value) >= 1 or not value else f"{value:.2f}"
-
-
-def _markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> list[str]:
-    rows = [head, ["---"] * len(head), *lines]
-    return ["| " + " | ".join(row) + " |" for row in rows]
+    return [number(row, scale, shift) if row else "-" for row in rows]
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
 """Images per second versus K: what another view costs, and where the time of a step goes.
 
     python benchmarks/throughput.py [--quick] [--data DATA] [--views 1 2 4 8 16]
+    python benchmarks/throughput.py --parts loaders --data cifar-like --size 32 --crop pad \
+        --views 16 --batch-size 64 --out benchmarks/results/cifar
     python benchmarks/throughput.py --compare before.csv after.csv
 
-loaders: fastaug's two and what people use today, alone, on the same files, to the same output
+loaders: fastaug's three and what people use today, alone, on the same files, to the same output
 (benchmarks/loader_contenders.py). stages: the parts of a training step, each by itself, and whole
 steps with the real loader and with synthetic views (benchmarks/stages.py). All take turns in
 rounds, in a new order each round. A batch has --batch-size views whatever K is, as in training.
@@ -21,7 +23,7 @@ from typing import Literal
 
 import records
 import throughput_rows as table
-from loader_contenders import LOADERS
+from loader_contenders import LOADERS, OWN, Own
 from throughput_compare import compare
 from throughput_plot import draw
 from throughput_report import show
@@ -41,20 +43,29 @@ class Options:
     """Numbers of views K; each must divide --batch-size."""
     data: str = ""
     """What --data of the training takes, or a folder of images; default: 256 photo-like JPEGs of
-    about 500 x 375, made once and cached."""
+    about 500 x 375, made once and cached; cifar-like: images of 32 px cut out of them, as many as
+    CIFAR has, in memory, for --size 32 --crop pad."""
     parts: tuple[Literal["loaders", "stages"], ...] = ("loaders", "stages")
     """loaders: side by side, alone; stages: a training step and its parts."""
     loaders: tuple[str, ...] = ()
-    """Loaders to measure: "fastaug dali", "fastaug torch", "torchvision, one decode",
-    "torchvision, K decodes", "timm, K decodes", "ffcv"; default: all."""
+    """Loaders to measure: "fastaug fused", "fastaug dali operators", "fastaug torch",
+    "torchvision, one decode", "torchvision, K decodes", "timm, K decodes", "ffcv"; default: all."""
     policies: tuple[Policy, ...] = ("crop-flip", "randaugment")
     """What makes a view; the stages take the first one."""
+    crop: Literal["resized", "pad"] = "resized"
+    """As --crop of the training."""
+    interpolation: Literal["bilinear", "bicubic"] = "bilinear"
+    """How all loaders but ffcv resize a crop; the default is torchvision's, the training's own is
+    bicubic without antialiasing."""
+    antialias: bool = True
+    """They antialias it, as torchvision does by default. Without it timm takes no part: it always
+    does."""
     randaugment_layers: int = 2
     """Operations of RandAugment."""
     randaugment_magnitude: float = 5.0
     """Their strength, 0 to 10."""
-    loader: Literal["dali", "torch"] = "dali"
-    """Of the stages."""
+    loader: Own = "fused"
+    """Of the stages. fused and dali: --loader dali of the training with that --views-engine."""
     model: str = ""
     """As --model of the training; default: nf_resnet50 on a GPU, nf_resnet26 on a CPU."""
     classes: int = 1000
@@ -74,7 +85,7 @@ class Options:
     turn_seconds: float = 0.7
     """About what is timed of each thing in a round, after as long to settle."""
     quick: bool = False
-    """Under a minute: K of 1 and 8, three loaders, crop and flip, small views, few rounds; other
+    """Under a minute: K of 1 and 8, four loaders, crop and flip, small views, few rounds; other
     flags change single values."""
     out: str = "benchmarks/results"
     """Folder of throughput.csv, to which rows are added, and of throughput.png."""
@@ -111,7 +122,7 @@ class Options:
 
 QUICK = Options(
     views=(1, 8),
-    loaders=("fastaug dali", "fastaug torch", "torchvision, one decode"),
+    loaders=(*OWN.values(), "torchvision, one decode"),
     policies=("crop-flip",),
     size=64,
     batch_size=16,

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import records
 import throughput_rows as table
+from loader_parts import FUSED
 from records import machine_of
 from rich.console import Console
 from rich.table import Table
@@ -20,7 +21,6 @@ from fastaug.errors import ConfigError
 
 COMPARED = {table.TIME: "lower", table.VIEWS: "higher", table.MARGINAL: "lower"}
 """Quantity -> which is better. Others follow from these, or are no matter of speed."""
-BASE = "fastaug dali"
 TOLERANCE = 0.03
 """Less than this is no change, however small the spread of the two runs is."""
 
@@ -108,7 +108,7 @@ def _relative(before: Found, after: Found) -> Iterator[str]:
     """How far the loaders moved against one another, which a slower machine does not change."""
     moved: dict[Key, float] = {}
     for key, quantity in after:
-        base = key._replace(contender=BASE)
+        base = key._replace(contender=FUSED)
         if quantity != table.VIEWS or key.part != table.LOADERS or key == base:
             continue
         rows = [found.get((of, quantity)) for found in (after, before) for of in (key, base)]
@@ -121,7 +121,7 @@ def _relative(before: Found, after: Found) -> Iterator[str]:
             for loader in {key._replace(K="") for key in moved}
         }
         yield (
-            f"against {BASE}, the other loaders moved by at most {_most(over_k)}, as means over "
+            f"against {FUSED}, the other loaders moved by at most {_most(over_k)}, as means over "
             f"all K; at a single K by at most {_most(moved)}"
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,12 +12,13 @@ from typing import Any
 import throughput_rows as table
 from records import machine_of
 from stages import FORWARD, OBJECTIVE, OPTIMISER, STEP
-from throughput_report import index, policy_name, views_of
+from throughput_report import crops, index, policy_name, views_of
 from throughput_rows import Key
 
 # Okabe and Ito's colours, which all kinds of colour vision tell apart; markers for print in grey.
 STYLES = {
-    "fastaug dali": ("#D55E00", "o"),
+    "fastaug fused": ("#D55E00", "o"),
+    "fastaug dali operators": ("#000000", "X"),
     "fastaug torch": ("#E69F00", "s"),
     "torchvision, one decode": ("#0072B2", "^"),
     "torchvision, K decodes": ("#56B4E9", "v"),
@@ -72,17 +74,19 @@ def draw(run: Sequence[Row], path: Path) -> bool:
     if steps:
         _draw_steps(figure.add_subplot(grid[:, -1]), found, steps, first)
     what = (
-        f"{machine_of(first)}; {first['size']} px, batches of {first['batch_size']} views, "
-        f"{first['workers']} loader workers; points: medians, bars: 20th to 80th percentile"
+        f"{machine_of(first)}; {first['size']} px, {crops(first)}, batches of "
+        f"{first['batch_size']} views, {first['workers']} loader workers; points: medians, "
+        "bars: 20th to 80th percentile"
     )
     title = "Throughput versus the number of views K of each image\n"
-    figure.suptitle(title + textwrap.fill(what, 45 * columns), fontsize=10)
+    figure.suptitle(title + textwrap.fill(what, 50 * columns), fontsize=10)
     if handles:
+        lines = math.ceil(len(handles) / (2 * columns))
         figure.legend(
             handles.values(),
             handles,
             loc="outside lower center",
-            ncols=min(len(handles), 2 * columns),
+            ncols=math.ceil(len(handles) / lines),
             fontsize=9,
             frameon=False,
         )
@@ -106,7 +110,7 @@ def _draw_loaders(
         middle, low, high = (
             [float(row[column]) for row in rows.values()] for column in ("median", "p20", "p80")
         )
-        colour, marker = STYLES.get(name, ("#000000", "x"))
+        colour, marker = STYLES.get(name, ("#999999", "x"))
         spread = [
             [m - value for m, value in zip(middle, low, strict=True)],
             [value - m for m, value in zip(middle, high, strict=True)],
@@ -120,7 +124,7 @@ def _draw_loaders(
     ax.minorticks_off()
     low, high = ax.get_ylim()
     digits = (1, 2, 5) if high > 15 * low else (1, 1.5, 2, 3, 4, 5, 6, 8)
-    ticks = [round(d * 10**e) for e in range(1, 6) for d in digits if low <= d * 10**e <= high]
+    ticks = [round(d * 10**e) for e in range(1, 7) for d in digits if low <= d * 10**e <= high]
     ax.set_yticks(ticks, [f"{tick:,}" for tick in ticks])
     ax.set_xlabel("views K of each image", fontsize=9)
     ax.grid(alpha=0.3)

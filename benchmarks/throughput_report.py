@@ -55,11 +55,20 @@ def policy_name(first: Row, policy: str) -> str:
     return f"crop, flip and RandAugment (N={layers}, M={magnitude:g})"
 
 
+def crops(first: Row) -> str:
+    """How all loaders make a crop, but for those that have one way alone."""
+    if first["crop"] == "pad":
+        return "crops of the image with reflected edges"
+    if first["antialias"] == "True":
+        return f"{first['interpolation']} antialiased crops"
+    return f"{first['interpolation']} crops without antialiasing"
+
+
 def _loaders(first: Row, found: Found, views: Sequence[int], policy: str) -> Table:
-    """Views/s above images/s."""
+    """Views/s, images/s, and how much slower the others are."""
     shown = Table(
-        title=f"\nLoaders alone, {policy_name(first, policy)}\n{first['size']} px, batches of "
-        f"{first['batch_size']} views, {first['workers']} workers",
+        title=f"\nLoaders alone, {policy_name(first, policy)}\n{first['size']} px, {crops(first)}, "
+        f"batches of {first['batch_size']} views, {first['workers']} workers",
         title_justify="left",
         title_style="bold",
         box=None,
@@ -68,7 +77,9 @@ def _loaders(first: Row, found: Found, views: Sequence[int], policy: str) -> Tab
     for head in (*(f"K={k}" for k in views), "1 more view", "memory"):
         shown.add_column(head, justify="right", no_wrap=True)
     loaders = _distinct(key for key, _ in found if key.part == table.LOADERS)
-    for quantity in (table.VIEWS, table.IMAGES):
+    for quantity in (table.VIEWS, table.IMAGES, table.FASTER):
+        if not any(q == quantity and key.policy == policy for key, q in found):
+            continue
         shown.add_row(f"[bold]{quantity}[/]")
         for loader in loaders:
             keys = [loader._replace(K=k) for k in views]
@@ -163,4 +174,6 @@ def _number(found: Found, key: Key, quantity: str) -> str:
     if (key, quantity) not in found:
         return "-"
     value = float(found[key, quantity]["median"])
+    if quantity == table.FASTER:
+        return f"{value:.2f}"
     return f"{value:,.0f}" if value >= 10 else f"{value:.1f}"

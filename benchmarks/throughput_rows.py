@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import records
+from loader_parts import FUSED
 from stages import BARE, BOTH, DECODE, FORWARD, LOADER, OBJECTIVE, OPTIMISER, STEP
 from timing import quantiles
 from turns import Memory, Turn
@@ -14,7 +15,8 @@ from turns import Memory, Turn
 NAME = "throughput"
 SETTINGS = (
     *("device", "data", "model", "classes", "size", "batch_size", "precision"),
-    *("loader", "workers", "randaugment_layers", "randaugment_magnitude"),
+    *("loader", "workers", "crop", "interpolation", "antialias"),
+    *("randaugment_layers", "randaugment_magnitude"),
 )
 WHAT = ("part", "contender", "policy", "K", "quantity")
 COLUMNS = (
@@ -29,6 +31,8 @@ LOADERS, STAGES = "loaders", "stages"
 TIME, CPU, IMAGES, VIEWS = "time", "cpu time", "images/s", "views/s"
 WAIT, HOST, DEVICE = "wait for data", "host memory", "device memory"
 MARGINAL = "one more view / one decode"
+FASTER = "times fused is faster"
+"""Views/s of the fused loader over this one's."""
 EXCESS = "step / (bare step + loader's cpu time)"
 PARTS_OF_STEP = (FORWARD, "backward", OBJECTIVE, OPTIMISER, WAIT, "other")
 """What a step is made of; the quantity is share of step."""
@@ -71,7 +75,7 @@ def rows(samples: Samples, memory: Mapping[Key, Memory], batch_size: int, cores:
         if key in memory:
             found.append(_row(key, HOST, [memory[key].host], "bytes"))
             found.append(_row(key, DEVICE, [memory[key].device], "bytes"))
-    return found + _marginal(samples, batch_size) + _of_steps(samples, cores)
+    return found + _faster(samples) + _marginal(samples, batch_size) + _of_steps(samples, cores)
 
 
 def failure(key: Key, status: str) -> Row:
@@ -86,6 +90,18 @@ def _row(key: Key, quantity: str, values: Sequence[float], unit: str) -> Row:
     }
     row: Row = {**key._asdict(), "quantity": quantity, **numbers}
     return row | {"n": found.n, "unit": unit, "status": "ok"}
+
+
+def _faster(samples: Samples) -> list[Row]:
+    """Of the same round, so that drift cancels."""
+    found = []
+    for key, turns in samples.items():
+        fused = samples.get(key._replace(contender=FUSED), ())
+        if key.part == LOADERS and key.contender != FUSED and turns and fused:
+            pairs = zip(turns, fused, strict=False)  # an interrupted round may lack one
+            values = [turn.seconds / base.seconds for turn, base in pairs]
+            found.append(_row(key, FASTER, values, "ratio"))
+    return found
 
 
 def _marginal(samples: Samples, batch_size: int) -> list[Row]:

@@ -15,15 +15,15 @@ import records
 import throughput_rows as table
 import timing
 import torch
-from loader_contenders import LOADERS, decode_only
+from loader_contenders import LOADERS, OWN, TRAINED_WITH, decode_only
 from loader_parts import check
-from photos import photo_folder
+from photos import cifar_like, photo_folder
 from progress import progress_bar
 from rich.progress import Progress
 from stages import DECODE, LOADER, STEP, Stages
 from throughput_rows import Key
 from timing import Unfit
-from turns import Memory, Stream, Turn, check_memory, first_turn, repeat, turn
+from turns import Memory, Stream, Turn, check_memory, first_batches, first_turn, repeat, turn
 
 from fastaug.config import TrainConfig
 from fastaug.data.cores import core_count
@@ -37,6 +37,10 @@ if TYPE_CHECKING:
     from throughput import Options
 
 
+CHECKED = 3
+"""Batches of a loader that are looked at before it is timed: that takes longer than small ones."""
+
+
 class Benchmark:
     """What was measured is in rows(), also after an interrupt."""
 
@@ -48,13 +52,13 @@ class Benchmark:
             replace(self._base, views=views)  # a K that does not divide the batch is an error now
         avoid_broken_cpu_arithmetic(self._device, self._base.precision)
         keep_freed_memory(self._device)
-        self._images = self._open(options.data or str(photo_folder()))
+        self._images = self._open(options.data)
         self._about = {
             **records.machine(self._device),
             **{column: _version(package) for column, package in _PACKAGES.items()},
             "benchmark": table.NAME,
-            **{name: getattr(self._base, name) for name in table.SETTINGS if name != "classes"},
-            "classes": options.classes,
+            **{name: getattr(options, name) for name in _AS_GIVEN},
+            **{name: getattr(self._base, name) for name in table.SETTINGS if name not in _AS_GIVEN},
         }
         self._stages: Stages | None = None
         self._measures: dict[Key, Callable[[], Turn]] = {}
@@ -63,6 +67,10 @@ class Benchmark:
         self._failures: list[table.Row] = []
 
     def _open(self, data: str) -> ImageSet:
+        if not data:
+            data = str(photo_folder())
+        elif data == "cifar-like":
+            data = str(cifar_like())
         images = survey(open_split_or_flat(data, "train"))
         if len(images.classes) > self._options.classes:
             raise ConfigError(
@@ -120,14 +128,16 @@ class Benchmark:
         return plans
 
     def _own_loader(self, views: int) -> Key:
-        return Key(table.LOADERS, f"fastaug {self._base.loader}", self._options.policies[0], views)
+        return Key(table.LOADERS, OWN[self._options.loader], self._options.policies[0], views)
 
     def _build_loader(self, key: Key) -> None:
         config = self._config(key)
         self._check_batches(config)
         contender = LOADERS[key.contender](self._images, config, self._device)
-        right = partial(check, config=config)
-        self._add_stream(key, Stream(contender.batches, contender.ahead, right))
+        stream = Stream(contender.batches, contender.ahead)
+        for batch in first_batches(stream, CHECKED):
+            check(batch, config)
+        self._add_stream(key, stream)
 
     def _build_decoder(self, key: Key) -> None:
         config = self._config(key)
@@ -147,7 +157,7 @@ class Benchmark:
         if self._stages is None:
             raise Unfit("without the network there is no step")
         config = self._config(key)
-        own = LOADERS[f"fastaug {config.loader}"](self._images, config, self._device)
+        own = LOADERS[OWN[self._options.loader]](self._images, config, self._device)
         self._add_stream(key, self._stages.training(config, self._images, own.ahead))
 
     def _config(self, key: Key) -> TrainConfig:
@@ -161,8 +171,6 @@ class Benchmark:
 
     def _add_stream(self, key: Key, stream: Stream) -> None:
         count, self._memory[key] = first_turn(stream, self._device, self._options.turn_seconds)
-        if key.part == table.LOADERS:
-            stream = stream._replace(work=lambda batch: None)  # it has been checked
         seconds = self._options.turn_seconds
         self._measures[key] = partial(turn, stream, count, self._device, seconds)
 
@@ -192,6 +200,8 @@ class Benchmark:
         self._failures += [table.failure(key, _status(error)) for key, error in failed.items()]
 
 
+_AS_GIVEN = ("classes", "loader")
+"""Settings that are the benchmark's own: those of a training say it otherwise, or not at all."""
 _PACKAGES = {
     "dali": "nvidia-dali-cuda120",
     "torchvision": "torchvision",
@@ -207,7 +217,7 @@ def _config(options: Options, device: torch.device) -> TrainConfig:
         precision = "bf16" if gpu else "fp32"
     return TrainConfig(
         data=options.data or "photos",
-        loader=options.loader,
+        **TRAINED_WITH[options.loader],
         model=options.model or ("nf_resnet50" if gpu else "nf_resnet26"),
         size=options.size,
         views=1,
@@ -215,7 +225,10 @@ def _config(options: Options, device: torch.device) -> TrainConfig:
         precision=precision,
         device=str(device),
         workers=options.workers or core_count(),
+        crop=options.crop,
         crop_area=(0.08, 1.0),
+        interpolation=options.interpolation,
+        antialias=options.antialias,
         randaugment_layers=options.randaugment_layers,
         randaugment_magnitude=options.randaugment_magnitude,
     )

@@ -62,22 +62,41 @@ def turn(stream: Stream, count: int, device: torch.device, settle: float) -> Tur
         return Turn(taken / count, (cpu_seconds() - used) / count, waited / count)
 
 
+def first_batches(stream: Stream, count: int) -> Iterator[Any]:
+    """Of a pass of its own."""
+    with _Pass(stream) as batches:
+        for _ in range(count):
+            yield next(batches)
+
+
 def first_turn(stream: Stream, device: torch.device, seconds: float) -> tuple[int, Memory]:
-    """How many batches a turn of so many seconds has, and the memory that they take."""
+    """How many batches a turn of so many seconds has, and the memory that they take.
+
+    From a quarter of a turn: of batches that take 0.2 ms, single ones may take a tenth or ten times
+    as long, as plans are drawn for several at once. Memory is read afterwards: that takes
+    milliseconds, in which the loader goes on.
+    """
     give_back_memory()
-    before = most = Memory(host_memory(), device_memory(device))
-    taken = 0.0
+    held = [_memory_held(device)]
     with _Pass(stream) as batches:
         _settle(stream, batches, seconds)
-        for _ in range(2):
-            synchronize(device)
-            started = time.perf_counter()
+        synchronize(device)
+        done, started = 0, time.perf_counter()
+        while done < 2 or time.perf_counter() - started < seconds / 4:
             stream.work(next(batches))
-            synchronize(device)
-            taken += (time.perf_counter() - started) / 2
-            most = Memory(*map(max, most, (host_memory(), device_memory(device))))
+            done += 1
+        synchronize(device)
+        taken = (time.perf_counter() - started) / done
+        held.append(_memory_held(device))
+        stream.work(next(batches))
+        synchronize(device)
+        held.append(_memory_held(device))
     count = max(FEWEST if taken < seconds else 2, math.ceil(seconds / taken))
-    return count, Memory(*(m - b for m, b in zip(most, before, strict=True)))
+    return count, Memory(*(max(values) - values[0] for values in zip(*held, strict=True)))
+
+
+def _memory_held(device: torch.device) -> Memory:
+    return Memory(host_memory(), device_memory(device))
 
 
 def repeat(call: Callable[[], object], count: int, device: torch.device) -> Turn:

@@ -2,7 +2,8 @@
 
     python benchmarks/view_pipelines.py [--data FOLDER] [--views 1 8 ...]
 
-wide    the product's: decode in one pipeline, make B*K views in a second one
+fused   the product's, --views-engine fused: DALI decodes, one kernel makes B*K views
+wide    the product's, --views-engine dali: decode in one pipeline, make them in a second one
 copies  one pipeline: decode, then K copies of the view graph
 stock   wide, but with DALI's apply_rand_augment and its 16-way choice in place of the families
 
@@ -17,30 +18,36 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
+import torch
 from nvidia.dali import fn, math, pipeline_def, types
 from nvidia.dali.auto_aug import augmentations as dali_augmentations
 from nvidia.dali.auto_aug.core import augmentation
 from nvidia.dali.auto_aug.rand_augment import apply_rand_augment
 from nvidia.dali.data_node import DataNode
 from nvidia.dali.pipeline import Pipeline
-from photos import photo_folder
+from photos import cifar_like, photo_folder
 
 from fastaug.config import TrainConfig
 from fastaug.data.images import ImageSet
 from fastaug.data.manifest import survey
-from fastaug.data.plan import draw_plans
+from fastaug.data.plan import ViewPlans, draw_plans
+from fastaug.data.schedule import BatchKey
 from fastaug.data.sources import open_split_or_flat
 from fastaug.data.stream import TRAIN_VIEWS
 from fastaug.data.views import NORMALISATION
 from fastaug.pipelines.decode import decode_pipeline
+from fastaug.pipelines.decoder import Planned
+from fastaug.pipelines.fused_views import FusedViews
 from fastaug.pipelines.views import (
     normalised_views,
     plan_inputs,
     plan_sources,
     view_pipeline,
 )
+from fastaug.views import fused_engine
 
 IMAGES = 32
 """Images in a batch."""
@@ -51,16 +58,13 @@ def main() -> None:
     # DALI's own augmentations call operators by names that DALI has deprecated.
     with warnings.catch_warnings(record=True):
         photos = survey(open_split_or_flat(options.data or str(photo_folder()), "train"))
-        rng = np.random.default_rng(0)
-        small = rng.integers(0, 256, (2000, 32, 32, 3), np.uint8)
-        labels = np.zeros(len(small), np.int64)
-        cifar = survey(ImageSet("random", ("a",), labels, array=small))
+        small = survey(open_split_or_flat(str(cifar_like()), "train"))
         heads = "  ".join(f"{form:>17}" for form in FORMS)
         print(f"{'data':8} {'policy':18} {'K':>3} {heads}  (views/s, ratio)")
         for views in options.views:
             for name, images, changes in (
                 ("photos", photos, {"size": 224, "crop_area": (0.08, 1.0)}),
-                ("memory", cifar, {"size": 32, "crop": "pad", "normalise": "cifar"}),
+                ("memory", small, {"size": 32, "crop": "pad", "normalise": "cifar"}),
             ):
                 for layers in (0, 2, 4):
                     config = TrainConfig(
@@ -76,7 +80,7 @@ def main() -> None:
 
 def measure(name: str, images: ImageSet, config: TrainConfig, options: argparse.Namespace) -> None:
     forms = {
-        form: build(images, config, options.threads)
+        form: build(images, replace(config, workers=options.threads), options.threads)
         for form, build in FORMS.items()
         if form != "stock" or config.augment == "randaugment"
     }
@@ -98,6 +102,20 @@ def measure(name: str, images: ImageSet, config: TrainConfig, options: argparse.
 # --- the forms: (images, config, threads) -> run one batch, whole, from its number ---
 
 
+def fused(images: ImageSet, config: TrainConfig, threads: int) -> Callable[[int], None]:
+    cpu = torch.device("cpu")
+    viewer = FusedViews(fused_engine(cpu), images, config, cpu)
+    decode = _decoder(images, config, threads)
+
+    def run(number: int) -> None:
+        indices = _indices(number, images)
+        decoded = decode(indices) if images.array is None else None
+        batch = Planned(BatchKey(0, TRAIN_VIEWS, indices), _plans(indices, images, config))
+        viewer.finish(viewer.start((batch, decoded)))
+
+    return run
+
+
 def wide(images: ImageSet, config: TrainConfig, threads: int) -> Callable[[int], None]:
     make = view_pipeline(config, "cpu", "cpu", **_pipeline(IMAGES * config.views, threads))
     return _decode_then(make, images, config, config, threads)
@@ -113,7 +131,7 @@ def copies(images: ImageSet, config: TrainConfig, threads: int) -> Callable[[int
 
     def run(number: int) -> None:
         indices = _indices(number, images)
-        make.feed_input("images", _contents(indices, images, config))
+        make.feed_input("images", _contents(indices, images))
         for name, values in _plan(indices, images, config).items():
             each = values.reshape(len(indices), config.views, *values.shape[1:])
             for view in range(config.views):
@@ -124,25 +142,22 @@ def copies(images: ImageSet, config: TrainConfig, threads: int) -> Callable[[int
     return run
 
 
-FORMS = {"wide": wide, "copies": copies, "stock": stock}
+FORMS = {"fused": fused, "wide": wide, "copies": copies, "stock": stock}
 
 
 def _decode_then(
     make: Pipeline, images: ImageSet, config: TrainConfig, planned: TrainConfig, threads: int
 ) -> Callable[[int], None]:
     """planned: the policy whose plan the pipeline takes."""
-    decoder = decode_pipeline(config, "cpu", **_pipeline(IMAGES, threads))
+    decode = _decoder(images, config, threads)
 
     def run(number: int) -> None:
         indices = _indices(number, images)
-        contents = _contents(indices, images, config)
+        samples: Any
         if images.array is None:
-            decoder.feed_input("encoded", contents)
-            decoder.schedule_run()
-            (decoded,) = decoder.outputs()
-            samples = [image for image in decoded for _ in range(config.views)]
+            samples = [image for image in decode(indices) for _ in range(config.views)]
         else:
-            samples = np.repeat(contents, config.views, axis=0)
+            samples = np.repeat(_contents(indices, images), config.views, axis=0)
         for name, values in _plan(indices, images, planned).items():
             make.feed_input(name, values)
         make.feed_input("images", samples)
@@ -150,6 +165,18 @@ def _decode_then(
         make.outputs()
 
     return run
+
+
+def _decoder(images: ImageSet, config: TrainConfig, threads: int) -> Callable[[np.ndarray], Any]:
+    """Places of images -> DALI's list of them."""
+    decoder = decode_pipeline(config, "cpu", **_pipeline(IMAGES, threads))
+
+    def decode(indices: np.ndarray) -> Any:
+        decoder.feed_input("encoded", _contents(indices, images))
+        decoder.schedule_run()
+        return decoder.outputs()[0]
+
+    return decode
 
 
 @pipeline_def(enable_conditionals=True)
@@ -235,19 +262,15 @@ def _nfnet_suite(size: int) -> list:
 
 
 def _pipeline(batch_size: int, threads: int) -> dict:
-    return {
-        "batch_size": batch_size,
-        "num_threads": threads,
-        "device_id": None,
-        "prefetch_queue_depth": 1,
-    }
+    on_cpu = {"device_id": None, "prefetch_queue_depth": 1}
+    return {"batch_size": batch_size, "num_threads": threads, **on_cpu}
 
 
 def _indices(number: int, images: ImageSet) -> np.ndarray:
     return np.arange(number * IMAGES, (number + 1) * IMAGES) % len(images)
 
 
-def _contents(indices: np.ndarray, images: ImageSet, config: TrainConfig) -> list | np.ndarray:
+def _contents(indices: np.ndarray, images: ImageSet) -> list | np.ndarray:
     if images.array is not None:
         padding = ((0, 0), (4, 4), (4, 4), (0, 0))
         return np.pad(images.array[indices], padding, mode="reflect")
@@ -255,9 +278,12 @@ def _contents(indices: np.ndarray, images: ImageSet, config: TrainConfig) -> lis
 
 
 def _plan(indices: np.ndarray, images: ImageSet, config: TrainConfig) -> dict[str, np.ndarray]:
+    return plan_inputs(_plans(indices, images, config), config)
+
+
+def _plans(indices: np.ndarray, images: ImageSet, config: TrainConfig) -> ViewPlans:
     assert images.manifest is not None
-    plans = draw_plans(config, 0, TRAIN_VIEWS, indices, images.manifest.sizes[indices])
-    return plan_inputs(plans, config)
+    return draw_plans(config, 0, TRAIN_VIEWS, indices, images.manifest.sizes[indices])
 
 
 def _options() -> argparse.Namespace:

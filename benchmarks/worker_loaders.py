@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from loader_parts import Contender, EndlessBatches, check_policy, view_dtype
 from PIL import Image
+from timing import Unfit
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from torchvision.io import ImageReadMode, decode_image
@@ -20,6 +21,7 @@ from torchvision.transforms import InterpolationMode, v2
 from fastaug.config import TrainConfig
 from fastaug.data.cores import worker_count
 from fastaug.data.images import ImageSet
+from fastaug.data.plan import PAD
 from fastaug.data.views import NORMALISATION
 
 PREFETCH = 2
@@ -48,13 +50,8 @@ def torchvision_views(config: TrainConfig) -> Callable[[Tensor], Tensor]:
     in one thread at K=8, 224 px: crop and flip 1,500 views/s of tensors, 540 of Pillow images; then
     RandAugment of 2 operations 440 and 480, of 4 operations 290 and 440.
     """
-    check_policy(config)
-    steps: list[Any] = [
-        v2.RandomResizedCrop(
-            config.size, scale=config.crop_area, interpolation=InterpolationMode.BICUBIC
-        ),
-        v2.RandomHorizontalFlip(),
-    ]
+    check_policy(config, pads=True)
+    steps: list[Any] = [_torchvision_crop(config), v2.RandomHorizontalFlip()]
     if config.augment == "randaugment":
         magnitude = round(30 * _strength(config))
         policy = v2.RandAugment(config.randaugment_layers, magnitude, num_magnitude_bins=31)
@@ -62,21 +59,34 @@ def torchvision_views(config: TrainConfig) -> Callable[[Tensor], Tensor]:
     return v2.Compose(steps)
 
 
+def _torchvision_crop(config: TrainConfig) -> v2.Transform:
+    if config.crop == "pad":
+        return v2.RandomCrop(config.size, padding=PAD, padding_mode="reflect")
+    return v2.RandomResizedCrop(
+        config.size,
+        scale=config.crop_area,
+        interpolation=InterpolationMode(config.interpolation),
+        antialias=config.antialias,
+    )
+
+
 def timm_views(config: TrainConfig) -> Callable[[Image.Image], Tensor]:
     """A Pillow image -> a view: [3, S, S] uint8.
 
-    timm's operations resize with the interpolation of the crop: bicubic.
+    timm's operations take the interpolation of the crop, too.
     """
     from timm.data import create_transform
 
-    check_policy(config)
+    check_policy(config, pads=False)
+    if not config.antialias:
+        raise Unfit("timm resizes by Pillow, which always antialiases")
     policy = f"rand-m{round(10 * _strength(config))}-n{config.randaugment_layers}"
     return create_transform(
         config.size,
         is_training=True,
         use_prefetcher=True,  # leaves out the normalisation, which is done as for the others
         scale=config.crop_area,
-        interpolation="bicubic",
+        interpolation=config.interpolation,
         color_jitter=None,
         auto_augment=policy if config.augment == "randaugment" else None,
     )

@@ -1,6 +1,8 @@
 """fastaug: image classifiers trained through K random views of every image at once."""
 
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from fastaug.batch import ViewBatch
 from fastaug.config import TrainConfig
@@ -21,20 +23,24 @@ __all__ = [
     "build_loader",
     "build_model",
     "check_kernel",
+    "make_views",
     "objective",
     "pairwise_kl",
+    "plan_views",
     "register_kernel",
 ]
 
 
-def __getattr__(name: str) -> object:
-    # On first use: the objectives then need torch alone, without Pillow and timm.
-    if name == "build_loader":
-        from fastaug.loaders import build_loader
+# Imported on first use: the objectives then need torch alone, without Pillow and timm.
+_LATER = {
+    "build_loader": "fastaug.loaders",
+    "build_model": "fastaug.models",
+    "make_views": "fastaug.views",
+    "plan_views": "fastaug.views",
+}
 
-        return build_loader
-    if name == "build_model":
-        from fastaug.models import build_model
 
-        return build_model
+def __getattr__(name: str) -> Any:
+    if name in _LATER:
+        return getattr(import_module(_LATER[name]), name)
     raise AttributeError(f"module 'fastaug' has no attribute {name!r}")

@@ -55,6 +55,11 @@ class TrainConfig:
     crop_sampling: Literal["dali", "tf"] = "dali"
     """How resized crops are drawn. dali: area uniform, ratio log-uniform; tf: ratio and height
     uniform, at least 0.1 of the image, as the paper's pipeline does."""
+    interpolation: Literal["bicubic", "bilinear"] = "bicubic"
+    """How crops are resized to the view; the default is the paper's."""
+    antialias: bool = False
+    """Shrinking widens the filter of --interpolation, so that every pixel of the crop counts, as
+    Pillow does; the default is the paper's."""
     randaugment_policy: Literal["nfnet", "dali"] = "nfnet"
     """nfnet: the paper's 16 operations; dali: DALI's own 14, magnitude 0 to 30 (dali loader)."""
     randaugment_layers: int = 4
@@ -63,8 +68,12 @@ class TrainConfig:
     """M, the strength of RandAugment's operations, 0 to 10 (0 to 30 of the dali policy)."""
     normalise: Literal["imagenet", "cifar"] = "imagenet"
     """Whose channel means and deviations the views are normalised with."""
-    views_dtype: Literal["fp32", "fp16"] = "fp32"
-    """What the loader hands out; fp16 halves its memory and needs --precision bf16 or fp16."""
+    views_dtype: Literal["fp32", "fp16", "bf16"] = "fp32"
+    """What the loader hands out; fp16 and bf16 halve its memory and need --precision bf16 or
+    fp16."""
+    views_engine: Literal["auto", "fused", "dali"] = "auto"
+    """What makes the views in the dali loader. fused: one kernel for all of a view (needs g++ on a
+    CPU); dali: DALI's operators; auto: fused where it is admitted, and the run says which."""
 
     # --- model ---
     model: str = "wrn-10-1"
@@ -158,10 +167,12 @@ class TrainConfig:
         self._check_randaugment()
         if self.max_bad > 1:
             raise ConfigError(f"--max-bad is a share, between 0 and 1, got {self.max_bad}")
-        if self.views_dtype == "fp16" and self.precision == "fp32":
+        if self.views_dtype != "fp32" and self.precision == "fp32":
             raise ConfigError(
-                "--views-dtype fp16 needs --precision fp16 or bf16: a network in fp32 takes fp32"
+                f"--views-dtype {self.views_dtype} needs --precision fp16 or bf16: "
+                "a network in fp32 takes fp32"
             )
+        self._check_views_engine()
         if self.seed >= 2**32:
             raise ConfigError(f"--seed must be below 2**32, got {self.seed}")
         if self.nesterov and self.momentum == 0:
@@ -188,6 +199,20 @@ class TrainConfig:
                     "--randaugment-magnitude must be a whole number from 0 to 30 with "
                     f"--randaugment-policy dali, got {magnitude}"
                 )
+
+    def _check_views_engine(self) -> None:
+        engine = self.views_engine
+        if engine != "auto" and self.loader != "dali":
+            raise ConfigError(
+                f"--views-engine is of the dali loader: add --dali; got {engine} with "
+                f"--loader {self.loader}, which takes auto alone"
+            )
+        own = self.augment == "randaugment" and self.randaugment_policy == "dali"
+        if engine == "fused" and own:
+            raise ConfigError(
+                "--views-engine fused has no operations of --randaugment-policy dali: use "
+                "--views-engine dali or auto, or --randaugment-policy nfnet"
+            )
 
     @property
     def images_per_step(self) -> int:
@@ -380,6 +405,7 @@ _FREE_ON_RESUME = {
     "decode_memory",
     "scan",
     "max_bad",
+    "views_engine",
     "kernel",
     "max_steps",
     "eval_every",

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 import fastaug
-from fastaug import cli, installed, machine
+from fastaug import cli, installed, machine, views
 from fastaug.cache import whole_file
 from fastaug.config import DoctorConfig
 from fastaug.console import show_table
@@ -26,6 +26,7 @@ from fastaug.device import cpp_compiler, resolve_device
 from fastaug.errors import ConfigError, KernelUnavailable
 from fastaug.kernels import Kernel, find_kernel, load_kernel
 from fastaug.machine import Fact, one_line
+from fastaug.views.admission import compare
 
 # What is timed: large enough that it is not all overhead, small enough for any machine.
 _IMAGES, _VIEWS, _CLASSES = 32, 8, 1000
@@ -89,13 +90,16 @@ def examine(devices: Sequence[torch.device], *, timed: bool) -> tuple[dict[str, 
         group = [fact for name, probe in probes.items() for fact in machine.look(name, probe)]
         found[title] = {fact.name: fact.value for fact in group}
         facts += show(title, group)
-    found["kernels"], found["auto"] = [], {}
+    found["kernels"], found["auto"], found["views"] = [], {}, {}
     for device in devices:
         lines, group = look_at_kernels(device, timed=timed)
         auto = machine.look("auto", partial(_automatic, device))
         found["kernels"] += map(asdict, lines)
         found["auto"][str(device)] = auto[0].value
         facts += show(f"loss kernels on {device}", [*group, *auto])
+        group = machine.look("fused", partial(look_at_views, device, timed=timed))
+        found["views"][str(device)] = {fact.name: fact.value for fact in group}
+        facts += show(f"view engines on {device}", group)
     return found, facts
 
 
@@ -242,6 +246,42 @@ def _seconds(call: Callable[[], object], device: torch.device) -> float:
         call()
     wait()
     return (time.perf_counter() - started) / _CALLS
+
+
+# --- views ---
+
+
+def look_at_views(device: torch.device, *, timed: bool) -> Iterator[Fact]:
+    """What --views-engine auto finds: the admission check, anew."""
+    engine = views.engine_of(device)
+    if reason := engine.why_not():
+        # The compiler has a line of its own.
+        todo = f"fused views on {device}: {reason}" if cpp_compiler() else ""
+        yield Fact("fused", f"not available: {_first_line(reason)}", todo)
+        yield Fact("auto", "dali")
+        return
+    report = compare(engine, device)
+    value = "admitted" if report.admitted else "refused"
+    if report.admitted and timed:
+        value += f", {_views_per_second(device):,.0f} views/s"
+    todo = f"fused views on {device} are wrong: use --views-engine dali, and report the table"
+    yield Fact(
+        "fused",
+        f"{value}\nworst of {report.cases} cases: {_first_line(report.worst)}",
+        "" if report.admitted else todo,
+        failed=not report.admitted,
+    )
+    yield Fact("auto", "fused" if report.admitted else "dali")
+
+
+def _views_per_second(device: torch.device) -> float:
+    """Crop and flip to 224 px, of decoded images of 375 x 500."""
+    images = [torch.randint(256, (375, 500, 3), dtype=torch.uint8, device=device)] * 4
+    plan = fastaug.plan_views(images, views=_VIEWS, size=224, crop_area=(0.08, 1.0))
+    call = partial(fastaug.make_views, images, plan)
+    call()
+    taken = statistics.median(_seconds(call, device) for _ in range(_FEWEST_ROUNDS))
+    return len(images) * _VIEWS / taken
 
 
 @contextmanager

@@ -32,6 +32,8 @@ def main(args: Sequence[str]) -> int:
         config,
         data=options.data or config.data,
         loader=config.loader if options.loader == "as-trained" else options.loader,
+        # Of the loader: another one may not have it.
+        views_engine=config.views_engine if options.loader == "as-trained" else "auto",
         device=options.device,
         workers=options.workers,
         seed=options.seed,

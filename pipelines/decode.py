@@ -12,8 +12,8 @@ from fastaug.data.plan import PAD
 
 
 @pipeline_def
-def decode_pipeline(config: TrainConfig, device: str) -> DataNode:
-    """Input "encoded": [bytes] uint8 -> [H, W, 3] uint8, reflected at its edges for --crop pad."""
+def decode_pipeline(config: TrainConfig, device: str, padded: bool = False) -> DataNode:
+    """Input "encoded": [bytes] uint8 -> [H, W, 3] uint8. padded: reflected at its edges."""
     encoded = fn.external_source(name="encoded", device="cpu", dtype=types.UINT8, ndim=1)
     memory: dict[str, Any] = {}
     if config.decode_memory:
@@ -31,7 +31,7 @@ def decode_pipeline(config: TrainConfig, device: str) -> DataNode:
         adjust_orientation=False,
         **memory,
     )
-    return reflect(images, config.size) if config.crop == "pad" else images
+    return reflect(images, config.size) if padded else images
 
 
 def reflect(images: DataNode, size: int) -> DataNode:

@@ -11,11 +11,13 @@ from nvidia.dali import fn, math, pipeline_def, types
 from nvidia.dali.data_node import DataNode
 
 from fastaug.config import TrainConfig
-from fastaug.data.plan import ViewPlans
-from fastaug.data.views import NORMALISATION
+from fastaug.data.plan import PAD, ViewPlans
+from fastaug.data.views import LEVEL_TIE, NORMALISATION
 from fastaug.pipelines.randaugment import encode, randaugment
 
-_DTYPES = {"fp32": types.FLOAT, "fp16": types.FLOAT16}
+# DALI has no operator that makes bf16: the loader does.
+_DTYPES = {"fp32": types.FLOAT, "fp16": types.FLOAT16, "bf16": types.FLOAT}
+_INTERPOLATION = {"bicubic": types.INTERP_CUBIC, "bilinear": types.INTERP_LINEAR}
 
 
 @pipeline_def(enable_conditionals=True)
@@ -48,8 +50,9 @@ def plan_sources(config: TrainConfig, suffix: str = "") -> dict[str, DataNode]:
 def plan_inputs(plans: ViewPlans, config: TrainConfig) -> dict[str, np.ndarray]:
     """What plan_sources take; each [B*K, ...]."""
     boxes = plans.boxes.reshape(-1, 4)
+    margin = PAD if config.crop == "pad" else 0  # the images come with it
     inputs = {
-        "start": np.ascontiguousarray(boxes[:, :2]),
+        "start": boxes[:, :2] + np.int32(margin),
         "shape": np.ascontiguousarray(boxes[:, 2:]),
         "mirror": plans.flips.reshape(-1).astype(np.int32),
     }
@@ -65,14 +68,14 @@ def normalised_views(images: DataNode, plan: dict[str, DataNode], config: TrainC
         views = fn.resize(
             views,
             size=[config.size, config.size],
-            interp_type=types.INTERP_CUBIC,
-            antialias=False,
+            interp_type=_INTERPOLATION[config.interpolation],
+            antialias=config.antialias,
             dtype=types.FLOAT,
         )
     mirror = plan["mirror"]
     if config.augment == "randaugment":
         # Towards zero and clipped, as TensorFlow casts.
-        views = fn.cast(math.floor(views), dtype=types.UINT8)
+        views = fn.cast(math.floor(views + LEVEL_TIE), dtype=types.UINT8)
         views = fn.flip(views, horizontal=mirror)
         views = randaugment(views, plan["choices"], plan["numbers"], config)
         mirror = 0

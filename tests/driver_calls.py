@@ -1,7 +1,7 @@
-"""CudaKernel down to the driver, without a GPU.
+"""CudaKernel and CudaViews down to the driver, without a GPU.
 
-Real: the kernel, NVRTC, and how cuda.bindings calls libcuda.so.1. Stand-ins: that library, which is
-fake_driver.c, and the few functions of torch.cuda that Device asks. The emulator runs what is
+Real: the kernels, NVRTC, and how cuda.bindings calls libcuda.so.1. Stand-ins: that library, which
+is fake_driver.c, and the few functions of torch.cuda that are called. The emulator runs what is
 loaded and launched, on CPU tensors. test_cuda_kernel.py starts this in a process of its own, which
 finds the fake driver by LD_LIBRARY_PATH.
 
@@ -20,13 +20,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from emulated_gpu import show_images, shown
 from emulator import emulator
 from literal import literal_terms
 
+from fastaug.data.plan import ViewPlans
 from fastaug.errors import KernelUnavailable
 from fastaug.kernels.cuda import CudaKernel, launch_plan
+from fastaug.views.cuda import CudaViews
+from fastaug.views.form import ViewForm
+from fastaug.views.launch import Form, Places
+from fastaug.views.native import NativeViews
+from fastaug.views.records import LAYER, VIEW, Pictures, pictures_of
 
-SHARED_LIMIT, STREAM, CONTEXT = 101376, 0xABC0, 0x1000
+SHARED_LIMIT, PROCESSORS, STREAM, SIDE, CONTEXT = 101376, 2, 0xABC0, 0xDEF0, 0x1000
 INVALID_CONTEXT, NO_BINARY = 201, 209
 Words = ctypes.POINTER(ctypes.c_longlong)
 
@@ -68,8 +75,8 @@ class FakeDriver:
         self.put(words[0], CONTEXT + ctypes.c_int(words[1]).value)
 
     def cuDeviceGetAttribute(self, words: Any) -> None:
-        assert words[1] == 97  # cuda.h: MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
-        self.put(words[0], SHARED_LIMIT, ctypes.c_int)
+        # cuda.h: MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, MULTIPROCESSOR_COUNT
+        self.put(words[0], {97: SHARED_LIMIT, 16: PROCESSORS}[words[1]], ctypes.c_int)
 
     def cuCtxSetCurrent(self, words: Any) -> None:
         self.context = words[0]
@@ -96,31 +103,78 @@ class FakeDriver:
         grid, threads = tuple(words[1:4]), tuple(words[4:7])
         shared, stream, parameters = words[7], words[8], words[9]
         assert words[10] == 0
-        pointers = (ctypes.c_void_p * 12).from_address(parameters)
-        values = [
-            struct.unpack(kind, ctypes.string_at(at, struct.calcsize(kind)))[0]
-            for kind, at in zip("PqqPPPPiiiff", pointers, strict=True)
-        ]
-        z, image_stride, view_stride, y, nll, kl, gradient, views, classes, *_ = values
-        item = 4 if name.endswith("_f32") else 2
-        images = grid[0]
-        reach = (images - 1) * image_stride + (views - 1) * view_stride + classes
-        tile = images * views * classes
-        lengths = [(0, z, item * reach), (3, y, 8 * images), (4, nll, 4 * images)]
-        lengths += [(5, kl, 4 * images), (6, gradient, item * tile)]
-        for place, address, length in lengths:
-            values[place] = memory(address, length) if address else None
+        read = view_arguments if name.startswith("views") else objective_arguments
+        values = read(module, name, grid[0], parameters)
         module.launch(name, grid, threads, values, shared, shared_limit=SHARED_LIMIT)
         self.launches.append({"name": name, "threads": threads, "shared": shared, "stream": stream})
+        happened.append(f"launch on {stream:x}")
         return None
+
+
+def objective_arguments(module: Any, name: str, images: int, parameters: int) -> list:
+    pointers = (ctypes.c_void_p * 12).from_address(parameters)
+    values = [
+        struct.unpack(kind, ctypes.string_at(at, struct.calcsize(kind)))[0]
+        for kind, at in zip("PqqPPPPiiiff", pointers, strict=True)
+    ]
+    z, image_stride, view_stride, y, nll, kl, gradient, views, classes, *_ = values
+    item = 4 if name.endswith("_f32") else 2
+    reach = (images - 1) * image_stride + (views - 1) * view_stride + classes
+    tile = images * views * classes
+    lengths = [(0, z, item * reach), (3, y, 8 * images), (4, nll, 4 * images)]
+    lengths += [(5, kl, 4 * images), (6, gradient, item * tile)]
+    for place, address, length in lengths:
+        values[place] = memory(address, length) if address else None
+    return values
+
+
+def view_arguments(module: Any, name: str, blocks: int, parameters: int) -> list:
+    pointers = (ctypes.c_void_p * 7).from_address(parameters)
+    words = [ctypes.c_longlong.from_address(at).value for at in pointers[:5]]
+    views, layers, count, out, scratch = words
+    form, places = Form.from_address(pointers[5]), Places.from_address(pointers[6])
+    records = memory(views, count * VIEW.itemsize).view(VIEW).copy()
+    sizes = np.stack([records["height"], records["width"]], axis=-1)
+    pictures = Pictures(records["pixels"].copy(), records["row_bytes"], sizes)
+    show_images(module, pictures)
+    records["pixels"] = shown(pictures).pointers
+    item = 4 if name.endswith("_f32") else 2
+    return [
+        records.view(np.uint8),
+        memory(layers, count * form.layers * LAYER.itemsize),
+        count,
+        memory(out, count * 3 * form.size**2 * item),
+        memory(scratch, blocks * places.piece) if scratch else None,
+        bytes(form),
+        bytes(places),
+    ]
 
 
 def memory(address: int, length: int) -> np.ndarray:
     return np.ctypeslib.as_array((ctypes.c_uint8 * length).from_address(address))
 
 
+happened: list[str] = []
+"""In its order, what streams were told."""
+
+
+class FakeStream:
+    def __init__(self, handle: int) -> None:
+        self.cuda_stream = handle
+
+    def wait_stream(self, other: FakeStream) -> None:
+        happened.append(f"{self.cuda_stream:x} waits for {other.cuda_stream:x}")
+
+    def record_event(self) -> Any:
+        happened.append(f"event on {self.cuda_stream:x}")
+        return SimpleNamespace(of=self.cuda_stream, query=lambda: True)
+
+    def wait_event(self, event: Any) -> None:
+        happened.append(f"{self.cuda_stream:x} waits for the event of {event.of:x}")
+
+
 def pretend_that_there_is_a_gpu() -> list[int]:
-    """What Device asks torch.cuda for; returns the devices that were made current."""
+    """What is asked of torch.cuda; returns the devices that were made current."""
     current: list[int] = []
 
     @contextmanager
@@ -130,8 +184,24 @@ def pretend_that_there_is_a_gpu() -> list[int]:
 
     torch.cuda.get_device_capability = lambda index: (12, 9)
     torch.cuda.get_device_name = lambda index: "GPU"
-    torch.cuda.current_stream = lambda index: SimpleNamespace(cuda_stream=STREAM)
+    streams = [FakeStream(STREAM)]
+
+    @contextmanager
+    def stream(inner: FakeStream) -> Any:
+        streams.append(inner)
+        yield
+        streams.pop()
+
+    torch.cuda.current_stream = lambda index: streams[-1]
+    torch.cuda.is_available = lambda: True
+    torch.cuda.current_device = lambda: 3
+    torch.cuda.Stream = lambda device: FakeStream(SIDE)
+    torch.cuda.stream = stream
     torch.cuda.device = device
+    torch.Tensor.pin_memory = lambda tensor: happened.append("pinned") or tensor
+    torch.Tensor.record_stream = lambda tensor, stream: happened.append(
+        f"{list(tensor.shape)} is used on {stream.cuda_stream:x}"
+    )
     return current
 
 
@@ -193,12 +263,54 @@ def check_errors(driver: FakeDriver) -> None:
     assert "100000 views" in str(CudaKernel().supports(logits))
     torch.cuda.get_device_capability = lambda index: (7, 0)
     reason = CudaKernel().supports(logits)
-    assert reason == "needs compute capability 7.5 or later, GPU has 7.0; use reference", reason
+    assert reason == "needs compute capability 7.5 or later, GPU has 7.0", reason
+
+
+def check_views(driver: FakeDriver, current: list[int]) -> None:
+    """With operations that need two views in shared memory, and so large that they do not fit."""
+    engine = CudaViews(torch.device("cpu"))
+    assert engine.why_not() is None
+    generator = torch.Generator().manual_seed(0)
+    for size, dtype in ((9, torch.bfloat16), (150, torch.float32)):
+        images = [torch.randint(256, (7, 11, 3), dtype=torch.uint8, generator=generator)]
+        boxes = np.array([[(0, 0, 7, 11), (-2, 3, 5, 20), (1, 1, 2, 2)]], np.int32)
+        operations = np.array([[[4, 2], [10, 1], [3, 4]]], np.int32)
+        arguments = np.full((1, 3, 2, 4), 1.4)
+        plans = ViewPlans(boxes, np.array([[True, False, True]]), operations, arguments, size)
+        pictures, kept = pictures_of(images)
+        happened.clear()
+        form = ViewForm(dtype=dtype)
+        started = engine.start(pictures, plans, form, threads=0, kept=kept)
+        assert [what for _, what in engine._in_use] == [kept]
+        found = started.finish()
+        assert not engine._in_use  # its event has come
+        assert happened == [
+            f"{SIDE:x} waits for {STREAM:x}",
+            "pinned",
+            f"launch on {SIDE:x}",
+            f"event on {SIDE:x}",
+            f"{STREAM:x} waits for the event of {SIDE:x}",
+            f"[1, 3, {size}, {size}, 3] is used on {STREAM:x}",
+        ]
+        expected = NativeViews().start(pictures, plans, form, threads=0, kept=kept).finish()
+        assert torch.equal(found, expected)
+    assert driver.launches[-2]["name"] == "views_bf16"
+    assert driver.launches[-1]["name"] == "views_f32"
+    assert driver.launches[-1]["threads"] == (384, 1, 1)
+    assert driver.attributes == {8: SHARED_LIMIT, 9: -1}
+    assert driver.context == CONTEXT + 3 + 7
+    assert set(current) == {3}
+    driver.fails = {"cuModuleLoadData": NO_BINARY}
+    reason = CudaViews(torch.device("cpu")).why_not()
+    assert reason == "CUDA driver: CUDA_ERROR_NO_BINARY_FOR_GPU", reason
+    driver.fails = {}
 
 
 if __name__ == "__main__":
     devices = pretend_that_there_is_a_gpu()
     fake = FakeDriver()
     check_values(fake, devices)
+    devices.clear()
+    check_views(fake, devices)
     check_errors(fake)
     print("all calls were right")

@@ -1,59 +1,82 @@
-"""A GPU that is not there: the CUDA kernel on CPU tensors, its compiled code run by the emulator.
+"""A GPU that is not there: CUDA kernels on CPU tensors, their compiled code run by the emulator.
 
-All of CudaKernel is the product's: how it plans, what it allocates, the arguments it packs. In
-place of the driver, `launch` runs the PTX that NVRTC makes, on exactly the memory of each tensor,
-so that an access beyond one is an error.
+All of CudaKernel and CudaViews is the product's: how they plan, what they allocate, the arguments
+they pack. In place of the driver, `launch` runs the PTX that NVRTC makes, on exactly the memory of
+each tensor, so that an access beyond one is an error.
 """
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
-from functools import cache
+from contextlib import nullcontext
+from ctypes import Structure
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from emulator import emulator
 from torch import Tensor
 
+from fastaug.data.plan import ViewPlans
 from fastaug.kernels.cuda import CudaKernel
 from fastaug.kernels.cuda_driver import Argument, Device
-from fastaug.kernels.nvrtc import compile_kernels, kernel_name
+from fastaug.kernels.nvrtc import Program, compile_kernels
+from fastaug.views.cuda import DTYPES, VIEWS, CudaViews
+from fastaug.views.form import ViewForm
+from fastaug.views.records import Pictures
 
 ARCHITECTURES = ("compute_80", "compute_90", "compute_100", "compute_120")
 SHARED_LIMIT = 232448
 """Bytes a block may ask for on compute capability 9.0 and 10.0."""
 
 
-@cache
-def compiled(architecture: str, average: str, dtype: str) -> Any:
-    return emulator().Module(compile_kernels(architecture, only=(average, dtype)).image)
+_compiled: dict[tuple[str, str], Any] = {}
+IMAGES = 1000
+"""The first of the emulator's windows of memory that images are put into."""
+
+
+def compiled(architecture: str, program: Program, kernel: str) -> Any:
+    if (architecture, kernel) not in _compiled:
+        image = compile_kernels(program, architecture, only=kernel).image
+        _compiled[architecture, kernel] = emulator().Module(image)
+    return _compiled[architecture, kernel]
 
 
 class EmulatedDevice(Device):
     """options: the emulator's. Every launch fails on a race, and leaves its statistics behind."""
 
-    def __init__(self, architecture: str, shared_limit: int = SHARED_LIMIT, **options: Any) -> None:
+    def __init__(
+        self,
+        architecture: str,
+        shared_limit: int = SHARED_LIMIT,
+        processors: int = 132,
+        **options: Any,
+    ) -> None:
         self.architecture = architecture
         self.shared_limit = shared_limit
+        self.processors = processors
         self.options = {"approx_ulp": 1, "race_mode": "strict"} | options
         self.launches: list[Any] = []
 
-    def load(self, average: str, dtype: str) -> Any:
-        return compiled(self.architecture, average, dtype)
+    def load(self, program: Program, kernel: str) -> Any:
+        return compiled(self.architecture, program, kernel)
 
     def launch(
         self,
-        kernel: tuple[str, str],
+        program: Program,
+        kernel: str,
         blocks: int,
         threads: int,
         shared_bytes: int,
         arguments: Sequence[Argument],
     ) -> None:
-        statistics = self.load(*kernel).launch(
-            kernel_name(*kernel),
+        statistics = self.load(program, kernel).launch(
+            kernel,
             grid=(blocks,),
             block=(threads,),
-            args=[pointer(a) if isinstance(a, Tensor) else a for a in arguments],
+            args=[_as_emulated(argument) for argument in arguments],
             shared_bytes=shared_bytes,
             shared_limit=self.shared_limit,
             **self.options,
@@ -73,6 +96,56 @@ class EmulatedKernel(CudaKernel):
 
     def _device(self, logits: Tensor) -> Device:
         return self.device
+
+
+class EmulatedViews(CudaViews):
+    """Takes images in the memory of the CPU; there are no streams."""
+
+    def __init__(self, architecture: str = "compute_80", **options: Any) -> None:
+        super().__init__(torch.device("cpu"))
+        self.gpu = EmulatedDevice(architecture, **options)
+
+    def start(
+        self, pictures: Pictures, plans: ViewPlans, form: ViewForm, *, threads: int, kept: Any
+    ) -> Any:
+        module = self.gpu.load(VIEWS, f"views_{DTYPES[form.dtype]}")
+        show_images(module, pictures)
+        started = super().start(shown(pictures), plans, form, threads=threads, kept=kept)
+        started._done = None
+        return started
+
+    _gpu = property(lambda self: self.gpu)  # type: ignore[assignment]
+    _stream = SimpleNamespace(record_event=lambda: SimpleNamespace(query=lambda: True))  # type: ignore[assignment]
+
+    def _beside(self) -> Any:
+        return nullcontext()
+
+    def _uploaded(self, content: np.ndarray) -> Tensor:
+        return torch.from_numpy(content)
+
+
+def show_images(module: Any, pictures: Pictures) -> None:
+    """Puts each image into a window of its own, which ends where the image does."""
+    windows = module.mbufs
+    for window in [window for window in windows if window >= IMAGES]:
+        del windows[window]
+    for number, (address, row, (height, width)) in enumerate(zip(*pictures, strict=True)):
+        length = int((height - 1) * row + 3 * width)
+        content = np.ctypeslib.as_array((ctypes.c_uint8 * length).from_address(int(address)))
+        base = emulator().slot_base(IMAGES + number)
+        windows[IMAGES + number] = emulator().Buffer(content, base, f"image {number}")
+
+
+def shown(pictures: Pictures) -> Pictures:
+    """As the emulator's code finds them."""
+    bases = [emulator().slot_base(IMAGES + number) for number in range(len(pictures.pointers))]
+    return pictures._replace(pointers=np.array(bases, np.uint64))
+
+
+def _as_emulated(argument: Argument) -> Any:
+    if isinstance(argument, Tensor):
+        return pointer(argument)
+    return bytes(argument) if isinstance(argument, Structure) else argument
 
 
 def pointer(tensor: Tensor) -> Any:

@@ -23,6 +23,19 @@ from fastaug.recipes import RECIPES, get_recipe
         ({"max_bad": 5.0}, "--max-bad is a share, between 0 and 1, got 5.0"),
         ({"prefetch": 0}, "--prefetch must be at least 1, got 0"),
         ({"views_dtype": "fp16"}, "--views-dtype fp16 needs --precision fp16 or bf16"),
+        ({"views_dtype": "bf16"}, "--views-dtype bf16 needs --precision fp16 or bf16"),
+        ({"interpolation": "cubic"}, "--interpolation cannot be 'cubic': did you mean bicubic"),
+        ({"views_engine": "fused"}, "--views-engine is of the dali loader: add --dali; got fused"),
+        ({"views_engine": "dali"}, "--views-engine is of the dali loader: add --dali; got dali"),
+        (
+            {
+                "loader": "dali",
+                "views_engine": "fused",
+                "augment": "randaugment",
+                "randaugment_policy": "dali",
+            },
+            "--views-engine fused has no operations of --randaugment-policy dali: use",
+        ),
         (
             {"augment": "randaugment", "randaugment_policy": "dali"},
             "--randaugment-policy dali needs --loader dali",
@@ -44,8 +57,22 @@ from fastaug.recipes import RECIPES, get_recipe
     ],
 )
 def test_a_wrong_value_says_what_is_allowed(changes: dict, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=message) as error:
         TrainConfig(**changes)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"views_engine": "fused", "augment": "randaugment"},
+        {"views_engine": "fused", "randaugment_policy": "dali"},  # which no view is made with
+        {"views_engine": "dali", "augment": "randaugment", "randaugment_policy": "dali"},
+        {"views_engine": "auto", "augment": "randaugment", "randaugment_policy": "dali"},
+    ],
+)
+def test_engines_that_can_make_the_views(changes: dict) -> None:
+    assert TrainConfig(loader="dali", **changes).views_engine == changes["views_engine"]
 
 
 @pytest.mark.parametrize(
@@ -88,6 +115,13 @@ def test_an_unknown_recipe_suggests_names() -> None:
 def test_differences_are_those_that_change_the_training() -> None:
     config = TrainConfig()
     assert config.differences(replace(config, workers=3, out="x", max_steps=5, device="cpu")) == []
+    dali = replace(config, loader="dali", views_engine="fused")
+    assert config.differences(dali) == []
+    resized = replace(config, interpolation="bilinear", antialias=True)
+    assert config.differences(resized) == [
+        "--interpolation bicubic (here: bilinear)",
+        "--antialias False (here: True)",
+    ]
     differing = config.differences(replace(config, views=2, lr=1.0))
     assert differing == ["--views 4 (here: 2)", f"--lr {config.lr} (here: 1.0)"]
 

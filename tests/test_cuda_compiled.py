@@ -301,8 +301,9 @@ def test_images_may_lie_far_apart() -> None:
     kernel = EmulatedKernel("compute_80")
     launch = kernel.device.launch
 
-    def far(name: Any, blocks: int, threads: int, shared: int, arguments: tuple) -> None:
-        launch(name, blocks, threads, shared, (arguments[0], 2**33, *arguments[2:]))
+    def far(*launched: Any) -> None:
+        *how, arguments = launched
+        launch(*how, (arguments[0], 2**33, *arguments[2:]))
 
     kernel.device.launch = far  # type: ignore[method-assign]
     with pytest.raises(emulator().OutOfBounds, match="block \\(1,0,0\\)"):

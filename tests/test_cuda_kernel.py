@@ -22,7 +22,7 @@ from emulator import needs_emulator
 
 from fastaug.errors import KernelUnavailable
 from fastaug.kernels import cuda_driver, nvrtc
-from fastaug.kernels.cuda import RESERVED, CudaKernel, launch_plan, shared_bytes
+from fastaug.kernels.cuda import OBJECTIVE, RESERVED, CudaKernel, launch_plan, shared_bytes
 
 pytest.importorskip("cuda.bindings")
 
@@ -47,9 +47,8 @@ benchmark = load_benchmark()
 
 @pytest.mark.parametrize("architecture", benchmark.ARCHITECTURES)
 def test_every_kernel_compiles_without_spills_and_as_documented(architecture: str) -> None:
-    resources = benchmark.compiled_resources(architecture)
-    names = {nvrtc.kernel_name(a, dtype) for a in nvrtc.AVERAGES for dtype in nvrtc.DTYPES}
-    assert set(resources) == names
+    resources = benchmark.compiled_resources(OBJECTIVE, architecture)
+    assert set(resources) == set(OBJECTIVE.kernels)
     for name, used in resources.items():
         assert used.stack == used.spilled == used.static_shared == 0, name
         assert 0 < used.registers <= 64, name  # what the plan counts on
@@ -137,14 +136,14 @@ def test_a_kernel_is_compiled_once_and_again_for_other_sources(
 ) -> None:
     compiled = []
 
-    def compile_kernels(architecture: str, **options: Any) -> nvrtc.Program:
+    def compile_kernels(program: Any, architecture: str, **options: Any) -> nvrtc.Compiled:
         compiled.append((architecture, options["only"]))
-        return nvrtc.Program(b"code", "")
+        return nvrtc.Compiled(b"code", "")
 
     monkeypatch.setattr(nvrtc, "compile_kernels", compile_kernels)
     for _ in range(2):
-        assert nvrtc.image_for("probs", "f16", "sm_90") == b"code"
-    assert compiled == [("sm_90", ("probs", "f16"))]
+        assert nvrtc.image_for(OBJECTIVE, "objective_probs_f16", "sm_90") == b"code"
+    assert compiled == [("sm_90", "objective_probs_f16")]
     (file,) = (own_cache / "kernels").iterdir()
     assert file.name.startswith(f"objective_probs_f16-sm_90-nvrtc{nvrtc.nvrtc_version()}-")
 
@@ -152,8 +151,8 @@ def test_a_kernel_is_compiled_once_and_again_for_other_sources(
     with (tmp_path / "cuda" / "block.h").open("a") as header:
         header.write("// changed\n")
     monkeypatch.setattr(nvrtc, "source_folder", lambda: tmp_path / "cuda")
-    nvrtc.image_for("probs", "f16", "sm_90")
-    nvrtc.image_for("probs", "f16", "sm_80")
+    nvrtc.image_for(OBJECTIVE, "objective_probs_f16", "sm_90")
+    nvrtc.image_for(OBJECTIVE, "objective_probs_f16", "sm_80")
     assert len(compiled) == len(list((own_cache / "kernels").iterdir())) == 3
 
 
@@ -165,13 +164,14 @@ def test_what_does_not_compile_is_told_in_one_line(
         source.write("__device__ int f() { return missing; }\n")
     monkeypatch.setattr(nvrtc, "source_folder", lambda: tmp_path / "cuda")
     with pytest.raises(KernelUnavailable, match=r'^NVRTC .* for sm_80: .*"missing" is undefined$'):
-        nvrtc.compile_kernels("sm_80", only=("none", "f32"))
+        nvrtc.compile_kernels(OBJECTIVE, "sm_80", only="objective_none_f32")
 
 
 def test_arguments_have_the_types_that_kernels_take() -> None:
-    ptx = nvrtc.compile_kernels("compute_75", only=("none", "f16")).image.decode("ascii")
+    kernel = "objective_none_f16"
+    ptx = nvrtc.compile_kernels(OBJECTIVE, "compute_75", only=kernel).image.decode("ascii")
     types = {c_void_p: "u64", c_longlong: "u64", c_int: "u32", c_float: "f32"}
-    assert [types[t] for t in cuda_driver.ARGUMENT_TYPES] == re.findall(
+    assert [types[t] for t in OBJECTIVE.arguments] == re.findall(
         r"\.param \.(\w+)\b[^,)]*objective_none_f16_param_\d+[,\s]", ptx
     )
 

@@ -49,7 +49,7 @@ def apply(
             operations[place, 0, layer] = operation
             arguments[place, 0, layer, : len(values)] = values
     nothing = np.zeros((len(views), 1, 4), np.int32), np.zeros((len(views), 1), bool)
-    choices, numbers = encode(ViewPlans(*nothing, operations, arguments), config)
+    choices, numbers = encode(ViewPlans(*nothing, operations, arguments, SIDE), config)
     for name, values in (("views", views), ("choices", choices), ("numbers", numbers)):
         pipeline.feed_input(name, values)
     pipeline.schedule_run()

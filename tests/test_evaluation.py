@@ -21,7 +21,7 @@ from fastaug.data.manifest import survey
 from fastaug.data.plan import draw_plans
 from fastaug.data.sources import open_split
 from fastaug.data.stream import TEST_VIEWS
-from fastaug.data.views import make_views
+from fastaug.data.views import reference_views
 from fastaug.evaluation import Evaluation
 
 Tiny = Callable[..., TrainConfig]
@@ -72,7 +72,7 @@ def test_the_measures_by_hand(tiny: Tiny, folder: Path, views: int, batch_size: 
             if changes["views"]:
                 policy = replace(config, **changes)
                 plans += draw_plans(policy, 0, TEST_VIEWS, *where).of_image(0)
-        pixels = make_views(image, plans, config).double().numpy().mean((1, 2))
+        pixels = reference_views(image, plans, config).double().numpy().mean((1, 2))
         logits = pixels @ model.weight.detach().double().numpy()
         central, rest = logits[0], logits[1:]
         add("top1", rank_of(central, label) == 0)
@@ -155,6 +155,12 @@ class TestCommand:
         other = write_folder(tmp_path / "other", {"test": 2})
         assert cli.run(evaluate.main, [str(run_folder), "--data", str(other)]) == 0
         assert "6 images" in capsys.readouterr().out
+
+    def test_another_loader_than_in_the_training(self, tiny: Tiny) -> None:
+        """The engine of the views is the dali loader's: the torch loader refuses one."""
+        config = tiny(max_steps=1, loader="dali", views_engine="dali")
+        train.Trainer(config).fit()
+        assert cli.run(evaluate.main, [config.out, "--loader", "torch", "--tta", "0"]) == 0
 
     def test_other_classes_are_refused(
         self, run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture

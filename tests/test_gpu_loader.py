@@ -26,6 +26,8 @@ Tiny = Callable[..., TrainConfig]
         {"views_dtype": "fp16", "precision": "fp16"},
         {"augment": "randaugment", "randaugment_magnitude": 7.0},
         {"augment": "randaugment", "randaugment_policy": "dali"},
+        {"views_engine": "fused"},
+        {"views_engine": "dali"},
     ],
     ids=str,
 )

@@ -17,6 +17,7 @@ LAYERS = [
     {"evaluation", "installed", "learner", "profiler"},
     {"loaders", "objectives", "models", "optim", "checkpoint", "telemetry", "console", "picture"},
     {"pipelines", "machine"},
+    {"views"},
     {"data", "kernels"},
     {"device", "interrupt", "recipes"},
     {"config", "batch"},

@@ -15,11 +15,16 @@ import pytest
 import torch
 from PIL import Image
 from torch import Tensor
+from torchvision.transforms import InterpolationMode
+from torchvision.transforms.v2.functional import resized_crop
 
+import fastaug
 from fastaug.config import TrainConfig
 from fastaug.data import images as fastaug_images
 from fastaug.data.images import ImageSet
+from fastaug.data.plan import ViewPlans
 from fastaug.data.sources import open_source
+from fastaug.errors import KernelUnavailable
 
 # The scripts import each other as siblings, as Python lets them when it runs one.
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
@@ -34,8 +39,10 @@ from timing import Unfit
 pytestmark = pytest.mark.filterwarnings("ignore:The image decoding:DeprecationWarning")
 CPU = torch.device("cpu")
 SIDE, COUNT = 32, 6
-OURS = ("fastaug dali", "fastaug torch")
+OURS = ("fastaug fused", "fastaug dali operators", "fastaug torch")
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 OTHERS = ("torchvision, one decode", "torchvision, K decodes", "timm, K decodes")
+MODES = [(kind, antialias) for kind in ("bilinear", "bicubic") for antialias in (True, False)]
 FFCV = pytest.param("ffcv", marks=pytest.mark.skipif("not _has_ffcv()", reason="needs ffcv"))
 
 
@@ -72,6 +79,7 @@ def settings(**changes: object) -> TrainConfig:
     """Views that are the whole image, as it is or mirrored: a square has no other crop of all."""
     values: dict = {"views": 2, "batch_size": 8, "size": SIDE, "crop_area": (1.0, 1.0)}
     values |= {"workers": 1, "randaugment_layers": 3, "precision": "bf16"}
+    values |= {"interpolation": "bilinear", "antialias": True}
     return TrainConfig(**(values | changes))
 
 
@@ -100,14 +108,16 @@ def seen(batch: Tensor, images: ImageSet) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("name", [*OURS, *OTHERS, FFCV])
-@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
 def test_views_are_of_the_files(name: str, dtype: str, files: ImageSet) -> None:
+    if (name, dtype) == ("ffcv", "bf16"):
+        pytest.skip("ffcv makes no bf16")
     config = settings(views_dtype=dtype)
     batches = taken(name, files, config, 12)
     flipped = set()
     for batch in batches:
         assert batch.shape == (4, 2, 3, SIDE, SIDE)
-        assert batch.dtype == (torch.float16 if dtype == "fp16" else torch.float32)
+        assert batch.dtype == DTYPES[dtype]
         assert batch.permute(0, 1, 3, 4, 2).is_contiguous()
         which, off = seen(batch, files)
         # Levels: what JPEG decoders may differ by, FFCV's with its fast DCT by more.
@@ -123,6 +133,69 @@ def test_views_of_images_in_memory(name: str, array: ImageSet) -> None:
         which, off = seen(batch, array)
         assert off.max() < 0.01
         assert (which[:, 0] % COUNT == which[:, 1] % COUNT).all()
+
+
+@pytest.mark.parametrize("name", [*OURS, *OTHERS[:2]])
+def test_padded_crops(name: str, array: ImageSet) -> None:
+    """Each view is a window of the image with 4 reflected pixels around it, maybe mirrored."""
+    mean, deviation = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
+    padded = np.pad(pixels(array), ((0, 0), (4, 4), (4, 4), (0, 0)), mode="reflect")
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (SIDE, SIDE), axis=(1, 2))
+    known = {}
+    for image, top, left in np.ndindex(COUNT, 9, 9):
+        window = windows[image, top, left].transpose(1, 2, 0)
+        known[window.tobytes()] = (image, top, left, False)
+        known[window[:, ::-1].tobytes()] = (image, top, left, True)
+    places = []
+    for batch in taken(name, array, settings(crop="pad"), 12):
+        levels = (batch.permute(0, 1, 3, 4, 2) * deviation + mean) * 255
+        assert (levels - levels.round()).abs().max() < 0.01
+        of = [[known[v.numpy().tobytes()] for v in own] for own in levels.round().to(torch.uint8)]
+        assert all(first[0] == second[0] for first, second in of)
+        places += [place for own in of for place in own]
+    images, tops, lefts, flips = (set(values) for values in zip(*places, strict=True))
+    assert (images, tops, lefts) == (set(range(COUNT)), set(range(9)), set(range(9)))
+    assert flips == {False, True}
+
+
+@pytest.mark.parametrize(("interpolation", "antialias"), MODES[:3])
+def test_the_others_make_the_same_crop(interpolation: str, antialias: bool) -> None:
+    """torchvision's resize of the same box, within it: at the edges it shares out the weights.
+
+    Bicubic without antialiasing is another filter there (a = -0.75).
+    """
+    rng = np.random.default_rng(1)
+    image = torch.from_numpy(rng.integers(0, 256, (97, 120, 3), np.uint8))
+    boxes = [(3, 5, 80, 100), (40, 50, 20, 24), (0, 0, 97, 33), (10, 60, 90, 32)]
+    nothing = np.zeros((1, 4, 0), np.int32), np.zeros((1, 4, 0, 4))
+    plans = ViewPlans(np.array([boxes], np.int32), np.zeros((1, 4), bool), *nothing, SIDE)
+    how: dict = {"interpolation": interpolation, "antialias": antialias}
+    (views,) = fastaug.make_views([image], plans, normalise=None, **how)
+    how["interpolation"] = InterpolationMode(interpolation)
+    planar, inner = image.permute(2, 0, 1), slice(4, -4)
+    for view, box in zip(views, boxes, strict=True):
+        theirs = resized_crop(planar.float(), *box, [SIDE, SIDE], **how)
+        torch.testing.assert_close(
+            view[:, inner, inner], theirs[:, inner, inner], rtol=0, atol=0.01
+        )
+        if interpolation == "bilinear":  # bicubic bytes are clipped between the two directions
+            levels = resized_crop(planar, *box, [SIDE, SIDE], **how).float()
+            torch.testing.assert_close(
+                view[:, inner, inner], levels[:, inner, inner], rtol=0, atol=1
+            )
+
+
+def test_the_others_resize_as_asked() -> None:
+    for interpolation, antialias in MODES:
+        config = settings(interpolation=interpolation, antialias=antialias)
+        crop = worker_loaders.torchvision_views(config).transforms[0]
+        assert (crop.interpolation.value, crop.antialias) == (interpolation, antialias)
+        if antialias:
+            crop = worker_loaders.timm_views(config).transforms[0]
+            assert str(crop.interpolation).rpartition(".")[2].lower() == interpolation
+        else:
+            with pytest.raises(Unfit, match="always antialiases"):
+                worker_loaders.timm_views(config)
 
 
 @pytest.mark.parametrize("name", [*OURS, *OTHERS, FFCV])
@@ -155,9 +228,13 @@ def test_randaugment_is_as_strong_as_asked() -> None:
 
 def test_what_others_cannot_do_is_said(files: ImageSet, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in OTHERS:
-        for changes in ({"augment": "none"}, {"crop": "pad"}):
-            with pytest.raises(Unfit, match="resized alone"):
-                contenders.LOADERS[name](files, settings(**changes), CPU)
+        with pytest.raises(Unfit, match="crop-flip and randaugment alone"):
+            contenders.LOADERS[name](files, settings(augment="none"), CPU)
+    with pytest.raises(Unfit, match="resized alone"):
+        contenders.LOADERS["timm, K decodes"](files, settings(crop="pad"), CPU)
+    monkeypatch.setattr(contenders, "fused_engine", no_engine)
+    with pytest.raises(Unfit, match="no compiler"):
+        contenders.LOADERS["fastaug fused"](files, settings(), CPU)
     dali = settings(augment="randaugment", randaugment_policy="dali", loader="dali")
     with pytest.raises(Unfit, match="needs --loader dali"):
         contenders.LOADERS["fastaug torch"](files, dali, CPU)
@@ -165,6 +242,10 @@ def test_what_others_cannot_do_is_said(files: ImageSet, monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "ffcv.fields", None)
     with pytest.raises(Unfit, match="ffcv is not installed"):
         contenders.LOADERS["ffcv"](files, settings(), CPU)
+
+
+def no_engine(device: torch.device) -> None:
+    raise KernelUnavailable("no compiler")
 
 
 # --- the work behind them ---
@@ -306,3 +387,30 @@ def test_photos(
             densities.append(len(content) / (short * long))
     assert len(set(densities)) == 28
     assert 0.4 < np.median(densities) < 0.8  # bytes per pixel; of photographs 0.59
+
+
+def test_small_images_are_cut_out_of_photos(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr(photos, "PER_CLASS", {"train": 2, "val": 1})
+    monkeypatch.setattr(photos, "SMALL_COUNTS", {"train": 20, "test": 5})
+    file = photos.cifar_like(tmp_path / "a")
+    assert f"making 20 images of 32 px, once, in {file}" in capsys.readouterr().out
+    assert photos.cifar_like(tmp_path / "a") == file
+    assert not capsys.readouterr().out
+    assert [path.name for path in file.parent.iterdir() if path.is_file()] == [file.name]
+    again = photos.cifar_like(tmp_path / "b")
+    train, test = open_source(str(file))
+    assert (len(train), len(test), train.classes) == (20, 5, photos.CLASSES)
+    assert np.array_equal(train.array, open_source(str(again))[0].array)
+    assert len(np.unique(train.array.reshape(20, -1), axis=0)) == 20
+    sources = sorted((photos.photo_folder(tmp_path / "a") / "train").glob("*/*.jpg"))
+    for place in (0, 7, 19):
+        path = sources[place % 8]
+        assert train.classes[train.labels[place]] == path.parent.name
+        photo = np.asarray(Image.open(path), float)
+        photo = np.pad(photo, [(0, -side % 4) for side in photo.shape[:2]] + [(0, 0)], "edge")
+        means = photo.reshape(len(photo) // 4, 4, -1, 4, 3).mean((1, 3))
+        windows = np.lib.stride_tricks.sliding_window_view(means, (32, 32), axis=(0, 1))
+        off = np.abs(windows.transpose(0, 1, 3, 4, 2) - train.array[place]).mean((2, 3, 4))
+        assert off.min() < 0.5 < 5 < np.median(off)  # levels

@@ -148,6 +148,8 @@ def test_a_state_continues_with_the_very_next_batch(tiny: Tiny, workers: int, au
         ({"batch_size": 24}, "images per batch over all ranks 8 (here: 12)"),
         ({"augment": "randaugment"}, "--augment crop-flip (here: randaugment)"),
         ({"crop_area": (0.5, 1.0)}, "--crop-area [0.35, 1.0] (here: [0.5, 1.0])"),
+        ({"interpolation": "bilinear"}, "--interpolation bicubic (here: bilinear)"),
+        ({"antialias": True}, "--antialias False (here: True)"),
         ({"last_batch": "fill"}, "--last-batch drop (here: fill)"),
     ],
 )

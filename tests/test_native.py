@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fastaug.device import cpp_compiler
 from fastaug.errors import ConfigError, KernelUnavailable
-from fastaug.kernels import build, load_kernel, native
+from fastaug.kernels import build, cpp, load_kernel, native
 
 pytestmark = pytest.mark.skipif(cpp_compiler() is None, reason="there is no C++ compiler here")
 SOURCE = build.source_folder() / "objective.cpp"
@@ -40,7 +40,7 @@ def kernel(
 ) -> Iterator[native.NativeKernel]:
     """The kernel, as this CPU would have it, and as lesser ones would."""
     file = tmp_path_factory.mktemp("native") / "objective.so"
-    flags = [flag for flag in native._FLAGS if flag != "-march=native"] + [*SETS[request.param]]
+    flags = [flag for flag in cpp.FLAGS if flag != "-march=native"] + [*SETS[request.param]]
     subprocess.run([cpp_compiler(), *flags, str(SOURCE), "-o", str(file)], check=True)  # type: ignore[list-item]
     function = native._open(file)
     with pytest.MonkeyPatch.context() as patch:

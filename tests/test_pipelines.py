@@ -1,4 +1,4 @@
-"""DALI's pipelines: their views against the torch loader's, their memory, their GPU placement."""
+"""DALI's pipelines: their views against the torch loader's, and their memory."""
 
 from __future__ import annotations
 
@@ -7,34 +7,32 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
-import nvidia.dali.ops as dali_ops
 import pytest
 import torch
-from nvidia.dali import fn, pipeline_def, types
-from nvidia.dali.data_node import DataNode
-from nvidia.dali.pipeline import Pipeline
 from PIL import Image
 
 import fastaug
 from fastaug.batch import ViewBatch
 from fastaug.config import TrainConfig
 from fastaug.data import manifest
-from fastaug.data.plan import PAD, draw_plans
+from fastaug.data.plan import PAD, ViewPlans, draw_plans
+from fastaug.data.randaugment import NAMES
 from fastaug.data.sources import open_split
-from fastaug.data.views import NORMALISATION
+from fastaug.data.views import NORMALISATION, denormalise
 from fastaug.errors import ConfigError, DataError
 from fastaug.loaders import build_evaluation_loader
 from fastaug.pipelines import decode
 from fastaug.pipelines.decode import decode_pipeline
-from fastaug.pipelines.views import view_pipeline
+from fastaug.pipelines.views import plan_inputs, view_pipeline
 
 Tiny = Callable[..., TrainConfig]
+# What this file is about; the fused engine's views are in test_fused_views.py.
+OPERATORS = {"loader": "dali", "views_engine": "dali"}
 
 
 @pytest.fixture(scope="session")
@@ -73,21 +71,30 @@ class TestViews:
             {"augment": "none"},
             {"crop_area": (0.08, 1.0), "crop_sampling": "tf", "size": 50},
             {"normalise": "cifar", "size": 8},
+            {"antialias": True, "size": 8},
+            {"antialias": True, "size": 100},
+            {"interpolation": "bilinear", "size": 8},
+            {"interpolation": "bilinear", "size": 100},
+            {"interpolation": "bilinear", "antialias": True, "size": 8},
+            {"interpolation": "bilinear", "antialias": True, "size": 50},
         ],
         ids=str,
     )
     def test_they_are_the_torch_loader_s(self, photos: Path, changes: dict) -> None:
+        """To the edges: both repeat the edge pixels of the crop."""
         config = TrainConfig(**{"data": str(photos), "size": 32, "workers": 0} | changes)
-        ours = list(fastaug.build_loader(replace(config, loader="dali")))
+        ours = list(fastaug.build_loader(replace(config, **OPERATORS)))
         theirs = list(fastaug.build_loader(config))
         assert len(ours) == len(theirs) == 1
         for one, other in zip(ours, theirs, strict=True):
             assert torch.equal(one.indices, other.indices)
             assert torch.equal(one.labels, other.labels)
-            # DALI takes its cubic weights from a table: a tenth of a level.
+            # DALI takes its cubic weights from a table: a tenth of a level. Places in fp32 are
+            # all that differs in bilinear ones: a hundredth.
+            cubic = config.interpolation == "bicubic"
             difference = np.abs(levels(one, config) - levels(other, config))
-            assert difference.max() < 0.15
-            assert difference.mean() < 0.01
+            assert difference.max() < (0.15 if cubic else 0.01)
+            assert difference.mean() < (0.02 if cubic else 0.001)
 
     @pytest.mark.parametrize("source", ["folder", "array"])
     def test_views_of_cifar_are_the_same_to_the_last_bit(
@@ -100,7 +107,7 @@ class TestViews:
             np.savez(tmp_path / "set.npz", images=images, labels=np.arange(40) % 2)
             config = replace(config, data=str(tmp_path / "set.npz"))
         for one, other in zip(
-            fastaug.build_loader(replace(config, loader="dali")),
+            fastaug.build_loader(replace(config, **OPERATORS)),
             fastaug.build_loader(config),
             strict=True,
         ):
@@ -118,7 +125,7 @@ class TestViews:
             randaugment_layers=3,
             randaugment_magnitude=7.0,
         )
-        loader = fastaug.build_loader(replace(config, loader="dali"))
+        loader = fastaug.build_loader(replace(config, **OPERATORS))
         keys, compared = list(loader.batches()), 0
         for key, one, other in zip(keys, loader, fastaug.build_loader(config), strict=True):
             sizes = np.full((len(key.indices), 2), 20)
@@ -130,12 +137,44 @@ class TestViews:
                         compared += 1
         assert compared > 80
 
+    @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+    @pytest.mark.parametrize("antialias", [False, True])
+    def test_flat_images_keep_their_level_before_randaugment(
+        self, interpolation: str, antialias: bool
+    ) -> None:
+        """DALI's weights do not sum to 1 either; invert shows the level that an operation gets."""
+        config = TrainConfig(
+            size=16,
+            augment="randaugment",
+            randaugment_layers=1,
+            interpolation=interpolation,
+            antialias=antialias,
+        )
+        boxes = np.array([(0, 0, 60, 47), (2, 3, 13, 11), (5, 1, 37, 9)])
+        cases = [(level, box) for level in range(1, 255, 3) for box in boxes]
+        plans = ViewPlans(
+            boxes=np.array([[box] for _, box in cases], np.int32),
+            flips=np.zeros((len(cases), 1), bool),
+            operations=np.full((len(cases), 1, 1), NAMES.index("invert"), np.int32),
+            arguments=np.zeros((len(cases), 1, 1, 4)),
+            size=16,
+        )
+        one_run = {"num_threads": 1, "device_id": None, "prefetch_queue_depth": 1}
+        pipeline = view_pipeline(config, "cpu", "cpu", batch_size=len(cases), **one_run)
+        images = [np.full((60, 47, 3), level, np.uint8) for level, _ in cases]
+        for name, values in {"images": images, **plan_inputs(plans, config)}.items():
+            pipeline.feed_input(name, values)
+        (views,) = pipeline.run()
+        found = denormalise(torch.from_dlpack(views.as_tensor()).permute(0, 3, 1, 2), config)
+        for (level, box), view in zip(cases, found, strict=True):
+            assert (view == 255 - level).all(), (level, box)
+
     def test_the_central_crop_by_hand(self, photos: Path) -> None:
         """Crop a square of 0.875 of the shorter side, then resize: exact where nothing is resized.
 
         An image whose crop has the size of the view is only cut out.
         """
-        config = TrainConfig(data=str(photos), size=32, loader="dali")
+        config = TrainConfig(data=str(photos), size=32, **OPERATORS)
         images = open_split(str(photos), "test")
         checked = 0
         for size in range(18, 106):
@@ -156,17 +195,21 @@ class TestViews:
                 checked += 1
         assert checked == len(images)
 
-    def test_half_precision(self, photos: Path) -> None:
-        config = TrainConfig(data=str(photos), loader="dali", precision="bf16")
+    @pytest.mark.parametrize("loader", [{"loader": "torch"}, OPERATORS], ids=str)
+    @pytest.mark.parametrize("name", ["fp16", "bf16"])
+    def test_half_precision(self, photos: Path, loader: dict, name: str) -> None:
+        config = TrainConfig(data=str(photos), precision="bf16", workers=0, **loader)
         (full,) = fastaug.build_loader(config)
-        (half,) = fastaug.build_loader(replace(config, views_dtype="fp16"))
-        assert half.views.dtype == torch.float16
+        (half,) = fastaug.build_loader(replace(config, views_dtype=name))
+        dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}[name]
+        assert half.views.dtype == dtype
         assert half.flat.is_contiguous(memory_format=torch.channels_last)
-        torch.testing.assert_close(half.views.float(), full.views, atol=2e-3, rtol=1e-3)
+        last_digit = {"rtol": torch.finfo(dtype).eps, "atol": 1e-6}
+        torch.testing.assert_close(half.views.float(), full.views, **last_digit)
 
     @pytest.mark.parametrize("changes", [{"prefetch": 1}, {"prefetch": 5}, {"decode_memory": 4}])
     def test_memory_and_depth_change_no_batch(self, tiny: Tiny, changes: dict) -> None:
-        config = tiny(loader="dali")
+        config = tiny(**OPERATORS)
         for one, other in zip(
             fastaug.build_loader(config),
             fastaug.build_loader(replace(config, **changes)),
@@ -198,12 +241,12 @@ class TestMemory:
 
         from_dlpack = torch.from_dlpack
         monkeypatch.setattr(torch, "from_dlpack", spy)
-        batches = list(fastaug.build_loader(tiny(loader="dali")))
+        batches = list(fastaug.build_loader(tiny(**OPERATORS)))
         assert [batch.views.data_ptr() for batch in batches] == handed_over
         assert [batch.flat.data_ptr() for batch in batches] == handed_over
 
     def test_batches_that_are_kept_stay_as_they_were(self, tiny: Tiny) -> None:
-        check_that_kept_batches_stay(tiny(loader="dali"))
+        check_that_kept_batches_stay(tiny(**OPERATORS))
 
     def test_it_does_not_grow_from_epoch_to_epoch(self, tiny: Tiny) -> None:
         """Resident memory after 20 epochs, against that after the second; in a fresh process."""
@@ -222,7 +265,7 @@ class TestMemory:
             "    sizes.append(resident())\n"
             "print(sizes[1], sizes[-1])\n"
         )
-        config = tiny(loader="dali", augment="randaugment", size=64, batch_size=16)
+        config = tiny(**OPERATORS, augment="randaugment", size=64, batch_size=16)
         command = [sys.executable, "-c", script, json.dumps(config.to_dict())]
         result = subprocess.run(command, capture_output=True, text=True, check=True)
         second, last = map(float, result.stdout.split())
@@ -231,7 +274,7 @@ class TestMemory:
 
 @pytest.mark.parametrize("augment", ["crop-flip", "randaugment"])
 def test_a_pass_that_is_broken_off_leaves_nothing_behind(tiny: Tiny, augment: str) -> None:
-    config = tiny(loader="dali", augment=augment)
+    config = tiny(**OPERATORS, augment=augment)
     expected = list(fastaug.build_loader(config))
     loader = fastaug.build_loader(config)
     first = next(iter(loader))
@@ -267,14 +310,14 @@ def test_a_failure_that_is_no_image_s_fault_marks_none(
     tiny: Tiny, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The decoding pipeline breaks behind the decoder, which takes every image."""
-    config = tiny(loader="dali", crop="pad", size=20)
+    config = tiny(**OPERATORS, crop="pad", size=20)
     loader = fastaug.build_loader(config)
     next(iter(loader))  # the pipelines are built
 
-    def breaks(*_: object) -> None:
+    def breaks(*_: object, **__: object) -> None:
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(loader._stages._decoder, "outputs", breaks)
+    monkeypatch.setattr(loader._stages._decoder._decoder, "outputs", breaks)
     monkeypatch.setattr(decode, "reflect", breaks)
     with pytest.raises(DataError, match=r"^DALI stopped while decoding: out of memory$"):
         list(loader)
@@ -320,153 +363,17 @@ class TestDecode:
         expected = np.asarray(Image.open(io.BytesIO(content.getvalue())))
         np.testing.assert_array_equal(decoded, expected)
 
-    def test_a_gpu_decodes_with_the_same_settings(self) -> None:
-        (images,) = decode_pipeline(TrainConfig(), "gpu", **GPU)._graph_out
-        settings = images.source._op._init_args
-        assert settings["jpeg_fancy_upsampling"] is True  # a CPU does so anyway
-        assert settings["adjust_orientation"] is False
-
     def test_reflection_at_the_edges(self, folder: Path) -> None:
         images = open_split(str(folder), "train")
         config = TrainConfig(crop="pad", size=20)
         expected = np.pad(images.image(4), ((PAD, PAD), (PAD, PAD), (0, 0)), mode="reflect")
-        np.testing.assert_array_equal(run_decode(config, images.encoded(4)), expected)
+        found = run_decode(config, images.encoded(4), padded=True)
+        np.testing.assert_array_equal(found, expected)
 
 
-def run_decode(config: TrainConfig, content: bytes) -> np.ndarray:
-    pipeline = decode_pipeline(
-        config, "cpu", batch_size=1, num_threads=1, device_id=None, prefetch_queue_depth=1
-    )
+def run_decode(config: TrainConfig, content: bytes, padded: bool = False) -> np.ndarray:
+    alone = {"batch_size": 1, "num_threads": 1, "device_id": None, "prefetch_queue_depth": 1}
+    pipeline = decode_pipeline(config, "cpu", padded, **alone)
     pipeline.feed_input("encoded", [np.frombuffer(content, np.uint8)])
     (images,) = pipeline.run()
     return np.asarray(images[0])
-
-
-# --- the graphs of a GPU, which cannot be built here ---
-
-
-class Operator(NamedTuple):
-    name: str
-    """In DALI's registry."""
-    device: str
-    sources: list[str]
-    """Devices where its inputs were made."""
-    inputs: list[str]
-    """Devices where it finds its positional inputs, which a GPU takes on the GPU."""
-    arguments: list[str]
-    """Devices where it finds its named inputs, which are always on the host."""
-
-
-def operators(pipeline: Pipeline) -> Iterator[Operator]:
-    """Each operator of a graph."""
-    waiting, seen = list(pipeline._graph_out), set()
-    while waiting:
-        operator = waiting.pop().source
-        if id(operator) in seen:
-            continue
-        seen.add(id(operator))
-        edges = [
-            edge
-            for given in operator.inputs
-            for edge in (given if isinstance(given, list) else [given])
-        ]
-        waiting += edges
-        name = getattr(operator._op, "schema_name", None) or type(operator._op).__name__
-        devices, positional = [edge.device for edge in edges], operator._spec.NumRegularInput()
-        yield Operator(
-            name,
-            operator._op.device,
-            [edge.source._op.device for edge in edges],
-            devices[:positional],
-            devices[positional:],
-        )
-
-
-def misplaced(pipeline: Pipeline) -> list[str]:
-    """Operators that DALI does not have for the device, or with an input on the wrong one."""
-    registry = {
-        "cpu": dali_ops.cpu_ops(),
-        "gpu": dali_ops.gpu_ops(),
-        "mixed": dali_ops.mixed_ops(),
-    }
-    wrong = []
-    for name, device, sources, inputs, arguments in operators(pipeline):
-        if name not in registry[device]:
-            wrong.append(f"no {name} for {device}")
-        if device != "gpu" and {"gpu", "mixed"} & set(sources):
-            wrong.append(f"{name} on {device} after a GPU")
-        if (device == "gpu" and "cpu" in inputs) or "gpu" in arguments:
-            wrong.append(f"{name} on {device} with an input on the other one")
-    return wrong
-
-
-GPU = {"batch_size": 4, "num_threads": 1, "device_id": 0}
-POLICIES = [
-    {"augment": "none"},
-    {},
-    {"crop": "pad"},
-    {"views_dtype": "fp16", "precision": "fp16", "decode_memory": 16},
-    {"augment": "randaugment"},
-    {"augment": "randaugment", "randaugment_policy": "dali", "loader": "dali"},
-]
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize("changes", POLICIES, ids=str)
-class TestGpuPlacement:
-    @pytest.mark.parametrize("decoded_on", ["cpu", "gpu"])
-    def test_every_operator_has_a_place(self, changes: dict, decoded_on: str) -> None:
-        config = TrainConfig(**changes)
-        views = view_pipeline(config, "gpu", decoded_on, **GPU)
-        decoding = decode_pipeline(config, "gpu", **GPU)
-        assert misplaced(views) == []
-        assert misplaced(decoding) == []
-        places = {name: device for name, device, *_ in operators(decoding)}
-        assert places["decoders__Image"] == "mixed"
-        assert [out.device for out in (*views._graph_out, *decoding._graph_out)] == ["gpu", "gpu"]
-
-    def test_all_work_on_pixels_is_on_the_gpu(self, changes: dict) -> None:
-        """What stays on the host are the plans: their inputs, subscripts and conditions."""
-        views = view_pipeline(TrainConfig(**changes), "gpu", "gpu", **GPU)
-        on_host = {name for name, device, *_ in operators(views) if device == "cpu"}
-        assert on_host <= {
-            *("ExternalSource", "_TensorSubscript", "_ArithmeticGenericOp", "Cast", "Reshape"),
-            *("_conditional__Split", "_conditional__Merge", "Constant"),
-            *("transforms__Shear", "transforms__Translation"),
-        }
-
-    def test_the_same_operators_run_on_the_cpu(self, changes: dict) -> None:
-        on_cpu = {**GPU, "device_id": None}
-        config = TrainConfig(**changes)
-        ours = sorted(name for name, *_ in operators(view_pipeline(config, "cpu", "cpu", **on_cpu)))
-        gpu = sorted(name for name, *_ in operators(view_pipeline(config, "gpu", "gpu", **GPU)))
-        assert ours == gpu
-
-
-class TestTheWalkFindsMistakes:
-    @staticmethod
-    def graph(device: str) -> Pipeline:
-        @pipeline_def(**GPU)
-        def define() -> DataNode:
-            data = fn.external_source(name="data", device="gpu", dtype=types.UINT8, ndim=3)
-            flipped = fn.flip(data)
-            return fn.rotate(flipped.cpu() if device == "cpu" else flipped, angle=10.0)
-
-        return define()
-
-    def test_an_operator_that_a_gpu_does_not_have(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        assert misplaced(self.graph("gpu")) == []
-        has = set(dali_ops.gpu_ops())
-        monkeypatch.setattr(dali_ops, "gpu_ops", lambda: has - {"Flip"})
-        assert misplaced(self.graph("gpu")) == ["no Flip for gpu"]
-
-    def test_an_input_that_was_left_on_the_host(self) -> None:
-        @pipeline_def(**GPU)
-        def define() -> DataNode:
-            data = fn.external_source(name="data", device="gpu", dtype=types.UINT8, ndim=3)
-            return fn.filter(data, types.Constant(np.ones((3, 3), np.float32)))
-
-        assert misplaced(define()) == ["Filter on gpu with an input on the other one"]
-
-    def test_a_graph_that_goes_back_to_the_host(self) -> None:
-        assert misplaced(self.graph("cpu")) == ["Rotate on cpu after a GPU"]

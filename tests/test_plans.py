@@ -114,6 +114,28 @@ def test_boxes_lie_within_images_of_any_shape(sampling: str) -> None:
         assert (boxes[..., :2] + boxes[..., 2:] <= sizes[:, None]).all()
 
 
+@pytest.mark.parametrize("augment", ["crop-flip", "randaugment"])
+@pytest.mark.parametrize(
+    ("sampling", "boxes"),
+    [
+        ("pad", [(2, -4, 32, 32), (-4, -1, 32, 32), (-4, -4, 32, 32), (3, -1, 32, 32)]),
+        ("dali", [(13, 52, 91, 120), (3, 112, 104, 106), (1, 70, 118, 94), (3, 37, 116, 116)]),
+        ("tf", [(10, 103, 96, 112), (0, 57, 118, 91), (1, 29, 117, 90), (8, 51, 109, 134)]),
+    ],
+)
+def test_views_are_those_of_earlier_versions(sampling: str, boxes: list, augment: str) -> None:
+    """As the first version drew them: a run that is resumed must not see other crops."""
+    how = {"crop": "pad"} if sampling == "pad" else {"crop_sampling": sampling}
+    config = TrainConfig(seed=5, augment=augment, size=32, **how)
+    shape = (32, 32) if sampling == "pad" else (119, 251)
+    plans = draw_plans(config, 2, TRAIN_VIEWS, np.array([149]), np.array([shape]))
+    assert plans.size == 32
+    assert [tuple(box) for box in plans.boxes[0].tolist()] == boxes
+    assert plans.flips[0].tolist() == [True, True, False, False]
+    chosen = [[0, 3, 7, 7], [0, 10, 12, 9], [3, 14, 1, 5], [6, 4, 15, 6]]
+    assert plans.operations[0].tolist() == (chosen if augment == "randaugment" else [[]] * 4)
+
+
 def independent(first: np.ndarray, second: np.ndarray) -> float:
     """The p-value of the hypothesis that two draws, whole numbers from 0, are independent."""
     table = np.zeros((first.max() + 1, second.max() + 1))

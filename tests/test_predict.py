@@ -168,10 +168,10 @@ def test_the_check_finds_no_error_where_there_is_none() -> None:
     assert found.share == pytest.approx(0.5)
     assert [Cores(1, 1, 2).together(*pair) for pair in ((3, 2), (2, 3))] == [3, 3]
     lines = {line.stage: line for line in found.lines}
-    assert found.inputs == (Stage("decode", "", 1), Stage("loader", "crop-flip", 1))
+    assert found.inputs == (Stage("decode", "", 1), Stage("loader", "crop-flip", 2))
     assert not set(found.inputs) & set(lines)
     assert "randaugment" not in {stage.policy for stage in lines}
-    for stage in (("step", "crop-flip", 1), ("step", "crop-flip", 2), ("loader", "crop-flip", 2)):
+    for stage in (("step", "crop-flip", 1), ("step", "crop-flip", 2), ("loader", "crop-flip", 1)):
         line = lines[Stage(*stage)]
         assert line.calibrated == pytest.approx(line.measured)
         assert line.predicted < line.measured or line.stage.contender == "loader"
@@ -221,7 +221,7 @@ def test_check_run(tmp_path: Path, capsys: Capture, monkeypatch: Patch) -> None:
     assert cli.run(predict.main, ["--check", str(path), "--out", str(tmp_path)]) == 0
     said = capsys.readouterr().out
     assert said.count("PREDICTION") == 2
-    assert "inputs, rows of the run of today: decode at K=1 and loader at K=1" in said
+    assert "inputs, rows of the run of today: decode at K=1 and loader at K=2" in said
     for row in records.read(tmp_path / "predict.csv", predict.COLUMNS):
         assert row["status"] == "prediction"
         error = float(row["value"]) / float(row["measured"]) - 1

@@ -15,21 +15,25 @@ from fastaug.kernels.build import source_folder
 PROGRAM = Path(__file__).parent / "threaded_block.cpp"
 
 
-def run(sources: Path, sanitizer: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Compile the program for the least vectors, of which ThreadSanitizer sees every access."""
+def run(
+    sources: Path, sanitizer: str, folder: Path, source: Path = PROGRAM, *options: str
+) -> subprocess.CompletedProcess[str]:
+    """Compile a program for the least vectors, of which ThreadSanitizer sees every access."""
     compiler = cpp_compiler()
     if compiler is None:
         pytest.skip("there is no C++ compiler here")
     program = folder / "block"
     flags = ["-std=c++17", "-O1", "-g", "-pthread", "-w", f"-fsanitize={sanitizer}", f"-I{sources}"]
     made = subprocess.run(
-        [compiler, *flags, str(PROGRAM), "-o", str(program)], capture_output=True, text=True
+        [compiler, *flags, *options, str(source), "-o", str(program)],
+        capture_output=True,
+        text=True,
     )
     if "cannot find" in made.stderr:
         pytest.skip(f"the {sanitizer} sanitizer is not installed")
     assert made.returncode == 0, made.stderr
-    options = os.environ | {"TSAN_OPTIONS": "halt_on_error=1"}
-    done = subprocess.run([program], capture_output=True, text=True, env=options, timeout=300)
+    environment = os.environ | {"TSAN_OPTIONS": "halt_on_error=1"}
+    done = subprocess.run([program], capture_output=True, text=True, env=environment, timeout=300)
     if "unexpected memory mapping" in done.stderr:
         pytest.skip("ThreadSanitizer does not run on this kernel")
     return done

@@ -1,116 +1,32 @@
-"""benchmarks/throughput.py: its arithmetic against hand-made turns, and tiny runs.
-
-No test looks at how long a thing takes: where time matters, the clock is a false one.
-"""
+"""benchmarks/throughput.py: its arithmetic against hand-made turns, and tiny runs."""
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 from fastaug import cli
+from fastaug.config import TrainConfig
+from fastaug.data.images import ImageSet
 from fastaug.errors import ConfigError
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+import photos
 import records
+import stages
 import throughput
 import throughput_compare
 import throughput_rows as table
 import timing
 import turns
 from throughput_rows import Key
-from turns import Memory, Stream, Turn
+from turns import Turn
 
 CPU = torch.device("cpu")
-
-
-# --- a turn ---
-
-
-class Clock:
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 100.0
-        monkeypatch.setattr(turns.time, "perf_counter", lambda: self.now)
-        monkeypatch.setattr(turns, "cpu_seconds", lambda: 2 * self.now)
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    return Clock(monkeypatch)
-
-
-def stream(clock: Clock, *, ahead: int, each: float, work: float = 0.0, closed: list) -> Stream:
-    """Its first batch takes a second; those ahead are free; then each takes its time."""
-
-    def batches() -> Iterator[int]:
-        try:
-            for number in range(10**6):
-                clock.now += 0.9 if number == 0 else 0.0 if number <= ahead else each
-                yield number
-        finally:
-            closed.append(True)
-
-    def worked(batch: int) -> None:
-        clock.now += work
-
-    return Stream(batches, ahead, worked)
-
-
-def test_what_is_ahead_is_not_counted_as_speed(clock: Clock) -> None:
-    closed: list = []
-    found = turns.turn(stream(clock, ahead=3, each=0.02, work=0.005, closed=closed), 10, CPU, 0.7)
-    assert found.seconds == pytest.approx(0.025)
-    assert found.wait == pytest.approx(0.02)
-    assert found.cpu == pytest.approx(0.05)
-    assert closed == [True]
-
-
-def test_long_steps_settle_after_one(clock: Clock) -> None:
-    closed: list = []
-    long = stream(clock, ahead=6, each=0.0, work=5.0, closed=closed)
-    before = clock.now
-    assert turns.turn(long, 2, CPU, 0.7).seconds == pytest.approx(5.0)
-    assert clock.now - before == pytest.approx(0.9 + 3 * 5.0)  # one to settle, two counted
-
-
-def test_the_first_call_is_not_counted(clock: Clock) -> None:
-    costs = iter([7.0, 1.0, 2.0, 3.0])
-
-    def call() -> None:
-        clock.now += next(costs)
-
-    assert turns.repeat(call, 3, CPU).seconds == pytest.approx(2.0)
-
-
-def test_a_pass_is_closed_when_its_work_fails(clock: Clock) -> None:
-    closed: list = []
-
-    def fails(batch: int) -> None:
-        raise RuntimeError("no")
-
-    failing = stream(clock, ahead=0, each=0.1, closed=closed)._replace(work=fails)
-    with pytest.raises(RuntimeError, match="no"):
-        turns.turn(failing, 1, CPU, 0.7)
-    assert closed == [True]
-
-
-@pytest.mark.parametrize(("each", "count"), [(0.01, 50), (0.3, 4), (0.7, 2)])
-def test_how_many_batches_a_turn_has(clock: Clock, each: float, count: int) -> None:
-    found, memory = turns.first_turn(stream(clock, ahead=1, each=each, closed=[]), CPU, seconds=0.5)
-    assert found == count
-    assert memory.device == 0
-
-
-def test_memory_is_what_the_batches_add(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    held = iter([1000, 5000, 4000])
-    monkeypatch.setattr(turns, "host_memory", lambda: next(held))
-    found = turns.first_turn(stream(clock, ahead=0, each=1.0, closed=[]), CPU, seconds=0.5)
-    assert found[1] == Memory(4000, 0)
 
 
 # --- rows ---
@@ -128,7 +44,7 @@ def samples() -> dict[Key, list[Turn]]:
         images = 8 // k
         loader = images * 1.0 + 8 * 0.25
         add(Key(table.STAGES, "decode", "", k), images * 1.0)
-        add(Key(table.LOADERS, "fastaug dali", "crop-flip", k), loader, 2 * loader)
+        add(Key(table.LOADERS, "fastaug fused", "crop-flip", k), loader, 2 * loader)
         add(Key(table.STAGES, "loader", "crop-flip", k), loader, 2 * loader)
         add(Key(table.STAGES, "objective", "", k), 1.0)
         step = 40.0 + loader
@@ -151,16 +67,31 @@ def value(rows: list[table.Row], quantity: str, **what: object) -> table.Row:
 
 def test_rows_of_a_loader() -> None:
     rows = table.rows(samples(), {}, batch_size=8, cores=2)
-    own = {"contender": "fastaug dali", "K": 2}
+    own = {"contender": "fastaug fused", "K": 2}
     # 4 decodes and 8 views: 6 s; drift 1, 3, 2
     time = value(rows, "time", **own)
     assert (time["median"], time["n"], time["unit"], time["status"]) == (12_000, 3, "ms", "ok")
     assert (time["p20"], time["p80"]) == pytest.approx((8_400, 15_600))
     assert value(rows, "views/s", **own)["median"] == pytest.approx(8 / 12)
     assert value(rows, "images/s", **own)["median"] == pytest.approx(4 / 12, rel=1e-5)
-    marginal = value(rows, table.MARGINAL, contender="fastaug dali")
+    marginal = value(rows, table.MARGINAL, contender="fastaug fused")
     assert marginal["median"] == pytest.approx(0.25)
     assert marginal["p80"] == pytest.approx(0.25), "drift cancels within a round"
+
+
+def test_how_much_faster_fused_is() -> None:
+    """Ratios are of the same round: the machine's drift is in both."""
+    key = Key(table.LOADERS, "ffcv", "crop-flip", 8)
+    taken = {
+        key: [Turn(seconds, 0, 0) for seconds in (3.0, 9.0, 40.0, 7.0)],
+        key._replace(contender="fastaug fused"): [Turn(s, 0, 0) for s in (1.0, 3.0, 10.0)],
+        key._replace(K=4): [Turn(1.0, 0, 0)],
+        Key(table.STAGES, "decode", "", 8): [Turn(1.0, 0, 0)],
+    }
+    rows = table.rows(taken, {}, batch_size=8, cores=2)
+    (row,) = [row for row in rows if row["quantity"] == table.FASTER]
+    assert (row["contender"], row["K"], row["n"], row["unit"]) == ("ffcv", 8, 3, "ratio")
+    assert row["median"] == pytest.approx(3.0)
 
 
 def test_rows_of_a_step() -> None:
@@ -196,7 +127,7 @@ def write_run(path: Path, scale: float, date: str, spread: float = 0.01) -> None
     about = dict.fromkeys(table.COLUMNS, "") | {"date": date, "threads": "2", "cpu": "x"}
     rows = []
     for k, seconds in ((1, 1.0), (8, 2.0)):
-        key = Key(table.LOADERS, "fastaug dali", "crop-flip", k)
+        key = Key(table.LOADERS, "fastaug fused", "crop-flip", k)
         times = [scale * seconds * (1 + spread * s) for s in (-1, -1, 0, 1, 1)]
         turns_ = {key: [Turn(t, t, 0) for t in times]}
         rows += table.rows(turns_, {}, batch_size=8, cores=2)
@@ -246,9 +177,9 @@ def test_how_loaders_moved_against_one_another() -> None:
             for name, k, rate in rates
         }
 
-    before = found(*(("fastaug dali", k, 100) for k in (1, 8)), ("ffcv", 1, 50), ("ffcv", 8, 50))
+    before = found(*(("fastaug fused", k, 100) for k in (1, 8)), ("ffcv", 1, 50), ("ffcv", 8, 50))
     # Twice as fast a machine, on which ffcv is 4 times as fast at K = 1, and as before at K = 8.
-    after = found(*(("fastaug dali", k, 200) for k in (1, 8)), ("ffcv", 1, 400), ("ffcv", 8, 100))
+    after = found(*(("fastaug fused", k, 200) for k in (1, 8)), ("ffcv", 1, 400), ("ffcv", 8, 100))
     (line,) = throughput_compare._relative(before, after)
     assert "at most 100.0% (ffcv, crop-flip), as means" in line
     assert "at a single K by at most 300.0% (ffcv, crop-flip, K=1)" in line
@@ -263,6 +194,7 @@ def test_how_loaders_moved_against_one_another() -> None:
         (["--views", "3"], "multiple of --views (3)"),
         (["--views", "0"], "--views must be at least 1"),
         (["--loaders", "torchvison, one decode"], "torchvision, one decode"),
+        (["--loaders", "fastaug dali"], "fastaug dali operators"),
         (["--data", "/no/such/folder"], "/no/such/folder"),
         (["--compare", "/no/such.csv"], "/no/such.csv"),
         (["--compare", "a", "b", "c"], "one or two files"),
@@ -319,9 +251,60 @@ def test_a_whole_run(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
         value(rows, quantity, contender="step", K="2") for quantity in ("images/s", "views/s")
     )
     assert float(views["median"]) == pytest.approx(2 * float(images["median"]), rel=1e-4)
-    for name in ("fastaug dali", "torchvision, one decode", "step, images/s", "wait for data"):
+    names = ("fastaug fused", "fastaug dali operators", "torchvision, one decode")
+    for name in (*names, table.FASTER, "step, images/s", "wait for data", "fused loader"):
         assert name in out
+    settings = {
+        (row["loader"], row["crop"], row["interpolation"], row["antialias"]) for row in rows
+    }
+    assert settings == {("fused", "resized", "bilinear", "True")}
+    faster = {row["contender"] for row in rows if row["quantity"] == table.FASTER}
+    assert faster == set(throughput.LOADERS) - {"fastaug fused", *(name for name, _ in failed)}
     assert (tmp_path / "throughput.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("loader", ["fused", "dali", "torch"])
+def test_the_stages_take_the_loader_that_was_asked_for(
+    loader: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a training with it would build, and its time by itself."""
+    built: list[tuple[str, str]] = []
+    build = stages.build_loader
+
+    def noted(config: TrainConfig, images: ImageSet) -> object:
+        built.append((config.loader, config.views_engine))
+        return build(config, images)
+
+    monkeypatch.setattr(stages, "build_loader", noted)
+    _, rows = run(folder, tmp_path, "--parts", "stages", "--loader", loader, "--views", "2")
+    trained = {"fused": ("dali", "fused"), "dali": ("dali", "dali"), "torch": ("torch", "auto")}
+    assert built == [trained[loader]]
+    names = {"fused": "fastaug fused", "dali": "fastaug dali operators", "torch": "fastaug torch"}
+    own = value(rows, "time", part="loaders", contender=names[loader])
+    again = value(rows, "time", part="stages", contender="loader")
+    assert own["median"] == again["median"]
+    assert {row["loader"] for row in rows} == {loader}
+
+
+def test_small_images_in_memory(
+    tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr(photos, "PER_CLASS", {"train": 1, "val": 1})
+    monkeypatch.setattr(photos, "SMALL_COUNTS", {"train": 40, "test": 4})
+    few = ("--parts", "loaders", "--crop", "pad", "--loaders", *throughput.LOADERS)
+    code, rows = run(Path("cifar-like"), tmp_path / "out", *few)
+    assert code == 0
+    assert {row["data"] for row in rows} == {"cifar-like"}
+    assert {row["contender"] for row in rows if row["status"] != "ok"} == {
+        "timm, K decodes",
+        "ffcv",
+    }
+    ran = {"fastaug fused", "fastaug dali operators", "fastaug torch"}
+    ran |= {"torchvision, one decode", "torchvision, K decodes"}
+    assert {row["contender"] for row in rows if row["status"] == "ok"} == ran
+    assert "32 px, crops of the image with reflected edges" in " ".join(
+        capsys.readouterr().out.split()
+    )
 
 
 def _is_number(text: str) -> bool:

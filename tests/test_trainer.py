@@ -110,8 +110,8 @@ def test_stopping_after_any_step_changes_nothing(tiny: Tiny, stop: int, loader: 
     "changes",
     [
         {"ema": 0.9},
-        {"precision": "bf16"},
-        {"precision": "fp16"},
+        {"precision": "bf16", "views_dtype": "bf16"},
+        {"precision": "fp16", "views_dtype": "bf16", "loader": "dali"},
         {"augment": "randaugment", "workers": 1},
         {"augment": "randaugment", "loader": "dali"},
         {"loader": "dali", "precision": "bf16", "views_dtype": "fp16", "last_batch": "fill"},

@@ -14,8 +14,9 @@ from scipy import stats
 
 from fastaug.config import TrainConfig
 from fastaug.data.plan import ViewPlan, draw_plans
-from fastaug.data.stream import TRAIN_VIEWS, permutation, philox, uniforms
-from fastaug.data.views import NORMALISATION, denormalise, make_views, resize
+from fastaug.data.randaugment import Operation
+from fastaug.data.stream import TRAIN_VIEWS, permutation, philox, uniforms, uniforms_at
+from fastaug.data.views import NORMALISATION, denormalise, reference_views, resize
 from fastaug.errors import DataError
 
 
@@ -58,6 +59,16 @@ class TestStream:
         many = uniforms(3, 1, TRAIN_VIEWS, np.arange(10), 4, 9)
         few = uniforms(3, 1, TRAIN_VIEWS, np.array([7]), 2, 5)
         np.testing.assert_array_equal(few[0], many[7, :2, :5])
+
+    @pytest.mark.parametrize(
+        "places", [[range(3)], [range(4), range(41, 53)], [range(7, 8), range(1, 9), range(6, 6)]]
+    )
+    def test_numbers_at_some_places_are_those_of_all(self, places: list[range]) -> None:
+        address = (3, 1, TRAIN_VIEWS, np.array([7, 2]), 2)
+        everything = uniforms(*address, 60)
+        found = uniforms_at(*address, *places)
+        for wanted, numbers in zip(places, found, strict=True):
+            np.testing.assert_array_equal(numbers, everything[..., list(wanted)])
 
     def test_numbers_are_uniform(self) -> None:
         across = uniforms(0, 0, TRAIN_VIEWS, np.arange(4000), 1, 1)[:, 0, 0]
@@ -108,7 +119,8 @@ class TestPlan:
     def test_padded_boxes_are_even_over_all_places(self) -> None:
         drawn = plans(TrainConfig(crop="pad", size=32), 32, 32, 8100)
         counts = Counter((p.top, p.left) for p in drawn)
-        assert len(counts) == 81
+        assert set(counts) == {(top, left) for top in range(-4, 5) for left in range(-4, 5)}
+        assert {(p.height, p.width) for p in drawn} == {(32, 32)}
         assert stats.chisquare(list(counts.values())).pvalue > 1e-4
 
     def test_pad_needs_images_of_the_view_size(self) -> None:
@@ -128,50 +140,84 @@ class TestPlan:
         assert drawn.of_image(0) == drawn.of_image(1) == [ViewPlan(3, 8, 44, 44)] * 3
 
 
-def cubic_by_hand(image: np.ndarray, size: int) -> np.ndarray:
-    """Keys' cubic with a = -0.5, pixel by pixel in float64."""
+MODES = [(name, wide) for name in ("bilinear", "bicubic") for wide in (False, True)]
+"""--interpolation and --antialias."""
+SHAPES = [(13, 20, 16), (40, 9, 16), (1, 3, 8), (61, 50, 8), (16, 40, 16)]
+"""Heights and widths of crops, and the sides of their views: enlarged, shrunk, or one of each."""
 
-    def kernel(x: float) -> float:
-        x = abs(x)
-        if x <= 1:
-            return 1.5 * x**3 - 2.5 * x**2 + 1
-        return -0.5 * x**3 + 2.5 * x**2 - 4 * x + 2 if x < 2 else 0.0
+
+def filter_weight(name: str, x: float) -> float:
+    """The triangle, and Keys' cubic as its paper has it for any a, here -1/2."""
+    x, a = abs(x), -0.5
+    if name == "bilinear":
+        return max(0.0, 1 - x)
+    if x < 1:
+        return (a + 2) * x**3 - (a + 3) * x**2 + 1
+    return a * x**3 - 5 * a * x**2 + 8 * a * x - 4 * a if x < 2 else 0.0
+
+
+def by_hand(image: np.ndarray, size: int, name: str, antialias: bool) -> np.ndarray:
+    """The resized image from the definition, pixel by pixel in float64."""
 
     def along(line: np.ndarray) -> np.ndarray:
         n = len(line)
+        widen = n / size if antialias and n > size else 1
         out = np.zeros((size, *line.shape[1:]))
         for i in range(size):
-            x = (i + 0.5) * n / size - 0.5
-            for j in range(math.floor(x) - 1, math.floor(x) + 3):
-                out[i] += kernel(x - j) * line[min(max(j, 0), n - 1)]
+            centre, total = (i + 0.5) * n / size, 0.0
+            for j in range(-3 * n - 3, 4 * n + 3):  # far more than any filter reaches
+                weight = filter_weight(name, (j + 0.5 - centre) / widen)
+                out[i] += weight * line[min(max(j, 0), n - 1)]
+                total += weight
+            out[i] /= total
         return out
 
     rows = along(image.astype(np.float64))
     return along(rows.transpose(1, 0, 2)).transpose(1, 0, 2)
 
 
-class TestMakeViews:
-    @pytest.mark.parametrize(("height", "width", "size"), [(13, 20, 16), (40, 9, 16), (1, 3, 8)])
-    def test_resize(self, height: int, width: int, size: int) -> None:
+def resized(image: np.ndarray, size: int, name: str, antialias: bool) -> np.ndarray:
+    return resize(torch.from_numpy(image.astype(np.float32)), size, name, antialias).numpy()
+
+
+@pytest.mark.parametrize(("name", "antialias"), MODES)
+class TestResize:
+    @pytest.mark.parametrize(("height", "width", "size"), SHAPES)
+    def test_by_hand(self, height: int, width: int, size: int, name: str, antialias: bool) -> None:
         image = image_of(height, width)
-        ours = resize(torch.from_numpy(image.astype(np.float32)), size)
-        np.testing.assert_allclose(ours, cubic_by_hand(image, size), atol=1e-3)
+        expected = by_hand(image, size, name, antialias)
+        np.testing.assert_allclose(resized(image, size, name, antialias), expected, atol=1e-3)
 
-    def test_enlarging_agrees_with_pillow(self) -> None:
-        """Pillow antialiases, which changes nothing when enlarging, except at the edges."""
-        image = image_of(20, 20) // 2 + 64  # no overshoot: Pillow clips between the two passes
-        pillow = Image.fromarray(image).resize((60, 60), Image.Resampling.BICUBIC)
-        ours = resize(torch.from_numpy(image.astype(np.float32)), 60).clamp(0, 255)
-        difference = np.abs(ours.numpy() - np.asarray(pillow, np.float32))[6:-6, 6:-6]
-        assert difference.max() <= 1.5  # Pillow rounds after each of its two passes
+    def test_a_side_that_fits_is_copied(self, name: str, antialias: bool) -> None:
+        image = image_of(16, 16)
+        np.testing.assert_array_equal(resized(image, 16, name, antialias), image)
 
-    def test_a_view_step_by_step(self) -> None:
-        config = TrainConfig(size=16)
+    @pytest.mark.parametrize(("side", "size"), [(20, 60), (90, 32), (300, 41)])
+    def test_pillow_s(self, side: int, size: int, name: str, antialias: bool) -> None:
+        """Away from the edges, where Pillow leaves out what lies beyond. It antialiases always,
+        which changes nothing when enlarging."""
+        image = image_of(side, side)
+        channels = [Image.fromarray(image[..., c].astype(np.float32)) for c in range(3)]
+        how = Image.Resampling[name.upper()]
+        pillow = np.stack([np.asarray(c.resize((size, size), how)) for c in channels], axis=-1)
+        margin = 3 * max(1, size // side)
+        inner = np.s_[margin:-margin, margin:-margin]
+        difference = np.abs(resized(image, size, name, antialias) - pillow)[inner]
+        if antialias or size > side:
+            assert difference.max() < 1e-3
+        else:
+            assert difference.max() > 10
+
+
+class TestReferenceViews:
+    @pytest.mark.parametrize(("name", "antialias"), MODES)
+    def test_a_view_step_by_step(self, name: str, antialias: bool) -> None:
+        config = TrainConfig(size=16, interpolation=name, antialias=antialias)
         image = image_of(30, 40)
         plan = ViewPlan(top=3, left=5, height=20, width=25, flip=True)
-        crop = cubic_by_hand(image[3:23, 5:30], 16)[:, ::-1]
+        crop = by_hand(image[3:23, 5:30], 16, name, antialias)[:, ::-1]
         mean, deviation = NORMALISATION["imagenet"]
-        (view,) = make_views(image, [plan], config)
+        (view,) = reference_views(image, [plan], config)
         np.testing.assert_allclose(view, (crop - mean) / deviation, atol=1e-4)
 
     def test_the_cifar_view_is_an_exact_crop_of_the_reflected_image(self) -> None:
@@ -182,7 +228,7 @@ class TestMakeViews:
                 torch.from_numpy(image.transpose(2, 0, 1)).float(), (4, 4, 4, 4), mode="reflect"
             )
         ).transpose(1, 2, 0)
-        (view,) = make_views(image, [ViewPlan(0, 7, 32, 32, flip=True)], config)
+        (view,) = reference_views(image, [ViewPlan(-4, 3, 32, 32, flip=True)], config)
         mean, deviation = np.array([125.3, 123.0, 113.9]), np.array([63.0, 62.1, 66.7])
         expected = (padded[0:32, 7:39][:, ::-1] - mean) / deviation
         np.testing.assert_allclose(view, expected, atol=1e-5)
@@ -191,16 +237,42 @@ class TestMakeViews:
         config = TrainConfig(size=32, crop="pad", normalise="cifar")
         image = image_of(32, 32)
         (central,) = plans(replace(config, augment="none"), 32, 32, 1)
-        (view,) = make_views(image, [central], config)
+        (view,) = reference_views(image, [central], config)
         back = denormalise(view.permute(2, 0, 1), config)
         np.testing.assert_array_equal(back.permute(1, 2, 0), image)
 
-    def test_randaugment_acts_on_the_clipped_view(self) -> None:
-        config = TrainConfig(size=16, augment="randaugment")
-        image = image_of(16, 16)
-        plan = plans(config, 16, 16, 6)[5]
-        assert len(plan.operations) == 4
-        (view,) = make_views(image, [plan], config)
-        levels = view * torch.tensor(NORMALISATION["imagenet"][1])
-        levels += torch.tensor(NORMALISATION["imagenet"][0])
-        torch.testing.assert_close(levels, levels.round(), rtol=0, atol=1e-3)
+    @pytest.mark.parametrize(("name", "antialias"), MODES)
+    def test_randaugment_acts_on_whole_clipped_levels(self, name: str, antialias: bool) -> None:
+        """Cut, not rounded, as TensorFlow casts."""
+        config = TrainConfig(
+            size=16, augment="randaugment", interpolation=name, antialias=antialias
+        )
+        image = image_of(23, 13) // 64 * 85  # 0, 85, 170, 255: bicubic goes beyond both ends
+        levels = by_hand(image, 16, name, antialias)
+        if name == "bicubic":
+            assert levels.min() < -1
+            assert levels.max() > 256
+        (view,) = reference_views(image, [inverted(0, 0, 23, 13)], config)
+        found = 255 - denormalise(view.permute(2, 0, 1), config).permute(1, 2, 0).numpy()
+        sure = np.abs(levels - np.rint(levels)) > 0.004
+        assert sure.mean() > 0.9
+        expected = np.floor(levels.clip(0, 255))
+        np.testing.assert_array_equal(found[sure], expected[sure])
+
+    @pytest.mark.parametrize(("name", "antialias"), MODES)
+    def test_flat_images_keep_their_level_before_randaugment(
+        self, name: str, antialias: bool
+    ) -> None:
+        config = TrainConfig(
+            size=16, augment="randaugment", interpolation=name, antialias=antialias
+        )
+        for level in range(1, 255, 3):
+            image = np.full((60, 47, 3), level, np.uint8)
+            boxes = [(0, 0, 60, 47), (2, 3, 13, 11), (5, 1, 37, 9)]
+            views = reference_views(image, [inverted(*box) for box in boxes], config)
+            assert (denormalise(views.permute(0, 3, 1, 2), config) == 255 - level).all()
+
+
+def inverted(*box: int) -> ViewPlan:
+    """The operation that changes every level, and is its own inverse."""
+    return ViewPlan(*box, operations=(Operation("invert"),))

@@ -19,7 +19,7 @@ from fastaug.data.randaugment import (
     argument_count,
     draw_operations,
 )
-from fastaug.data.stream import uniforms
+from fastaug.data.stream import uniforms_at
 from fastaug.errors import DataError
 
 PAD = 4
@@ -33,11 +33,17 @@ CENTRAL = 224 / 256
 _FLIP, _BOX = 0, 1
 _LAYERS = _BOX + 4 * ATTEMPTS
 """Places of the numbers for flip, box and layers: a view's crop is the same with RandAugment."""
+_BOX_NUMBERS = {"pad": 2, "dali": 2 * ATTEMPTS + 2, "tf": 4 * ATTEMPTS}
+"""How many of the box's numbers a way of drawing it takes."""
 
 
 @dataclass(frozen=True)
 class ViewPlan:
-    """Crop a box of the (padded) image, resize it to the view, flip it, apply the operations."""
+    """Crop a box of the image, resize it to the view, flip it, apply the operations.
+
+    The box is in the image's own pixels. With crop="pad" it may reach up to PAD pixels beyond the
+    image, where that is reflected at its edges.
+    """
 
     top: int
     left: int
@@ -52,13 +58,26 @@ class ViewPlans:
     """The plans of K views of each of B images."""
 
     boxes: np.ndarray
-    """[B, K, 4] int32: top, left, height, width."""
+    """[B, K, 4] int32: top, left, height, width, in the image's own pixels; see ViewPlan."""
     flips: np.ndarray
     """[B, K] bool."""
     operations: np.ndarray
     """[B, K, N] int32: places in the policy's list of names; N is 0 without RandAugment."""
     arguments: np.ndarray
     """[B, K, N, 4] float64."""
+    size: int
+    """Side of the views in pixels."""
+
+    def part(self, start: int, stop: int) -> ViewPlans:
+        """Of some of the images."""
+        some = slice(start, stop)
+        return ViewPlans(
+            self.boxes[some],
+            self.flips[some],
+            self.operations[some],
+            self.arguments[some],
+            self.size,
+        )
 
     def of_image(self, place: int) -> list[ViewPlan]:
         """The K plans of one image, NFNet's operations by name."""
@@ -83,43 +102,52 @@ def draw_plans(
 ) -> ViewPlans:
     """indices: [B], places in the data set; sizes: [B, 2], heights and widths -> their plans."""
     layers = config.randaugment_layers if config.augment == "randaugment" else 0
-    count = _LAYERS + NUMBERS_PER_LAYER * layers
     shape = (len(indices), config.views)
     if config.crop == "pad":
         check_padded_sizes(sizes, config.size)
     if config.augment == "none":
         boxes = np.repeat(central_boxes(sizes, config)[:, None], config.views, axis=1)
         flips = np.zeros(shape, bool)
-        return ViewPlans(boxes, flips, np.zeros((*shape, 0), np.int32), np.zeros((*shape, 0, 4)))
-    numbers = uniforms(config.seed, epoch, purpose, indices, config.views, count)
+        return ViewPlans(boxes, flips, *_no_operations(shape), config.size)
     draw_boxes = {"pad": _padded_boxes, "dali": _dali_boxes, "tf": _tf_boxes}
-    draw = draw_boxes["pad" if config.crop == "pad" else config.crop_sampling]
+    sampling = "pad" if config.crop == "pad" else config.crop_sampling
+    # No more numbers than are used: for CIFAR they would be most of the work.
+    places = [range(_BOX + _BOX_NUMBERS[sampling])]
+    if layers:
+        places.append(range(_LAYERS, _LAYERS + NUMBERS_PER_LAYER * layers))
+    numbers, *for_layers = uniforms_at(config.seed, epoch, purpose, indices, config.views, *places)
     height, width = sizes[:, None, 0].astype(np.float64), sizes[:, None, 1].astype(np.float64)
-    boxes = draw(numbers[..., _BOX:_LAYERS], height, width, config)
-    operations, arguments = draw_operations(
-        numbers[..., _LAYERS:].reshape(*shape, layers, NUMBERS_PER_LAYER),
-        config.randaugment_policy,
-        config.randaugment_magnitude,
-        config.size,
-    )
-    return ViewPlans(boxes, numbers[..., _FLIP] < 0.5, operations, arguments)
+    boxes = draw_boxes[sampling](numbers[..., _BOX:], height, width, config)
+    operations, arguments = _no_operations(shape)
+    if layers:
+        operations, arguments = draw_operations(
+            for_layers[0].reshape(*shape, layers, NUMBERS_PER_LAYER),
+            config.randaugment_policy,
+            config.randaugment_magnitude,
+            config.size,
+        )
+    return ViewPlans(boxes, numbers[..., _FLIP] < 0.5, operations, arguments, config.size)
+
+
+def _no_operations(shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+    return np.zeros((*shape, 0), np.int32), np.zeros((*shape, 0, 4))
 
 
 def central_boxes(sizes: np.ndarray, config: TrainConfig) -> np.ndarray:
     """[B, 2] -> [B, 4]: the one view of an evaluation; of CIFAR it is the image itself."""
     if config.crop == "pad":
-        return np.concatenate([np.full_like(sizes, PAD), sizes], axis=1).astype(np.int32)
+        return np.concatenate([np.zeros_like(sizes), sizes], axis=1).astype(np.int32)
     side = np.rint(sizes.min(axis=1) * CENTRAL).clip(1).astype(np.int32)
     return np.stack([*((sizes.T - side) // 2), side, side], axis=1).astype(np.int32)
 
 
-# --- boxes: numbers [B, K, 4 * ATTEMPTS], heights and widths [B, 1] -> [B, K, 4] int32 ---
+# --- boxes: numbers [B, K, _BOX_NUMBERS], heights and widths [B, 1] -> [B, K, 4] int32 ---
 
 
 def _padded_boxes(
     numbers: np.ndarray, height: np.ndarray, width: np.ndarray, config: TrainConfig
 ) -> np.ndarray:
-    corner = np.floor(numbers[..., :2] * (2 * PAD + 1))
+    corner = np.floor(numbers * (2 * PAD + 1)) - PAD
     return np.concatenate([corner, np.full_like(corner, config.size)], axis=-1).astype(np.int32)
 
 

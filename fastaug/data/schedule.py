@@ -16,6 +16,7 @@ from fastaug.errors import CheckpointError, DataError
 # What the batches and their views depend on, besides the images.
 _IDENTITY = (
     *("seed", "views", "size", "augment", "crop", "crop_area", "crop_sampling"),
+    *("interpolation", "antialias"),
     *("randaugment_policy", "randaugment_layers", "randaugment_magnitude"),
     *("normalise", "views_dtype", "last_batch"),
 )

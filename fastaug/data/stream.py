@@ -22,16 +22,34 @@ def uniforms(
     seed: int, epoch: int, purpose: int, indices: np.ndarray, views: int, count: int
 ) -> np.ndarray:
     """indices: [B] -> [B, views, count] float64 in [0, 1): the first numbers of each view."""
-    blocks = -(-count // 4)
-    shape = (len(indices), views, blocks)
+    (numbers,) = uniforms_at(seed, epoch, purpose, indices, views, range(count))
+    return numbers
+
+
+def uniforms_at(
+    seed: int, epoch: int, purpose: int, indices: np.ndarray, views: int, *places: range
+) -> list[np.ndarray]:
+    """indices: [B] -> the numbers of each view at some places: [B, views, len(range)] for each.
+
+    All in one pass: for a small batch the calls to numpy take longer than the numbers.
+    """
+    blocks = [np.arange(wanted.start // 4, -(-wanted.stop // 4)) for wanted in places]
+    block = np.concatenate(blocks).astype(np.uint64)
+    shape = (len(indices), views, len(block))
     counter = [
-        np.arange(blocks, dtype=np.uint64),
+        block,
         np.arange(views, dtype=np.uint64)[:, None],
         np.asarray(indices, np.uint64)[:, None, None],
         np.array(purpose, np.uint64),
     ]
     words = philox([np.broadcast_to(word, shape) for word in counter], (seed, epoch))
-    return words.reshape(*shape[:2], 4 * blocks)[..., :count] * 2.0**-32
+    numbers = words.reshape(*shape[:2], 4 * len(block)) * 2.0**-32
+    found, start = [], 0
+    for wanted, own in zip(places, blocks, strict=True):
+        first = start + wanted.start % 4
+        found.append(numbers[..., first : first + len(wanted)])
+        start += 4 * len(own)
+    return found
 
 
 def permutation(seed: int, epoch: int, n: int) -> np.ndarray:

@@ -12,14 +12,14 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from fastaug.batch import ViewBatch
+from fastaug.batch import VIEW_DTYPES, ViewBatch
 from fastaug.config import TrainConfig
 from fastaug.data.cores import worker_count
 from fastaug.data.images import ImageSet
 from fastaug.data.manifest import gone_bad
 from fastaug.data.plan import draw_plans
 from fastaug.data.schedule import BatchKey, Schedule
-from fastaug.data.views import make_views
+from fastaug.data.views import reference_views
 from fastaug.errors import DataError
 from fastaug.ranges import named, workers_file, write_to
 
@@ -80,16 +80,15 @@ class _ViewMaker(Dataset):
 
     def _views(self, key: BatchKey, images: list[np.ndarray]) -> ViewBatch | DataError:
         config = self._config
-        dtype = torch.float16 if config.views_dtype == "fp16" else torch.float32
         shape = (len(key.indices), config.views, config.size, config.size, 3)
-        views = torch.empty(shape, dtype=dtype)
+        views = torch.empty(shape, dtype=VIEW_DTYPES[config.views_dtype])
         sizes = np.array([image.shape[:2] for image in images])
         try:
             plans = draw_plans(config, key.epoch, key.purpose, key.indices, sizes)
         except DataError as error:
             return error
         for place, image in enumerate(images):
-            views[place].copy_(make_views(image, plans.of_image(place), config))
+            views[place].copy_(reference_views(image, plans.of_image(place), config))
         return ViewBatch(
             views.permute(0, 1, 4, 2, 3),
             torch.from_numpy(self._images.labels[key.indices]),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -65,7 +65,7 @@ class _Case:
 
 def compare(kernel: Kernel, device: torch.device) -> KernelReport:
     """A kernel and the float64 reference, over shapes, dtypes, averages and gradients."""
-    where = _device_name(device)
+    where = device_name(device)
     worst, worst_name, cases = 0.0, "no case", 0
     for case in _cases(device):
         if reason := kernel.supports(case.logits):
@@ -86,7 +86,16 @@ def compare(kernel: Kernel, device: torch.device) -> KernelReport:
 
 def is_admitted(kernel: Kernel, device: torch.device) -> KernelReport:
     """compare(), or what it found before for this device and these sources."""
-    file = _remembered(kernel, device)
+    return found_before(kernel, device, compare, _remembered(kernel, device))
+
+
+def found_before(
+    kernel: Any,
+    device: torch.device,
+    compare: Callable[[Any, torch.device], KernelReport],
+    file: Path | None,
+) -> KernelReport:
+    """The report in a file; or what compare finds, which is kept there if it is an admission."""
     if file is not None and file.is_file():
         with suppress(OSError, ValueError, TypeError):
             return KernelReport(**json.loads(file.read_text()))
@@ -113,15 +122,18 @@ def _remembered(kernel: Kernel, device: torch.device) -> Path | None:
             return None
         else:
             files = [Path(inspect.getfile(type(kernel)))]
-        name = digest(
-            [*files, Path(__file__)], kernel.name, _device_name(device), torch.__version__
-        )
-        return cache_dir() / "kernels" / f"admitted-{name}.json"
+        return report_file([*files, Path(__file__)], kernel.name, device)
     except (OSError, TypeError, DataError):
         return None
 
 
-def _device_name(device: torch.device) -> str:
+def report_file(files: Iterable[Path], name: str, device: torch.device) -> Path:
+    """Where the report on what these files make is kept."""
+    content = digest(files, name, device_name(device), torch.__version__)
+    return cache_dir() / "kernels" / f"admitted-{content}.json"
+
+
+def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ctypes import c_float, c_int, c_longlong, c_void_p
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -14,7 +15,30 @@ from fastaug.kernels import cuda_driver, nvrtc
 from fastaug.kernels.contract import Average
 from fastaug.kernels.cuda_driver import Argument, Device
 
+AVERAGES = ("losses", "probs", "logits", "none")
 DTYPES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
+
+
+def kernel_name(average: str, dtype: str) -> str:
+    return f"objective_{average}_{dtype}"
+
+
+_POINTER, _STRIDE = c_void_p, c_longlong
+OBJECTIVE = nvrtc.Program(
+    "objective.cu",
+    ("values.h", "block.h", "objective.h"),
+    {
+        kernel_name(average, dtype): f"KERNEL({average},{average.upper()},{dtype},{ctype})"
+        for average in AVERAGES
+        for dtype, ctype in nvrtc.DTYPES.items()
+    },
+    (
+        *(_POINTER, _STRIDE, _STRIDE, _POINTER, _POINTER, _POINTER, _POINTER),
+        *(c_int, c_int, c_int, c_float, c_float),
+    ),
+    # Logits are read through once: a cache would be of no use.
+    carveout=100,
+)
 
 WARP = 32
 MOST_WARPS = 16
@@ -49,7 +73,8 @@ class CudaKernel:
             return "needs a CUDA device; use native"
         try:
             device = self._device(logits)
-            device.load("losses", DTYPES[logits.dtype])  # shows that one can be compiled and loaded
+            # Shows that one can be compiled and loaded.
+            device.load(OBJECTIVE, kernel_name("losses", DTYPES[logits.dtype]))
             _plan(device, logits)
         except KernelUnavailable as error:
             return str(error)
@@ -58,7 +83,7 @@ class CudaKernel:
     def sources(self) -> tuple[Path, ...]:
         """The files that decide what this kernel computes."""
         python = (__file__, cuda_driver.__file__, nvrtc.__file__)
-        return (*nvrtc.kernel_sources(), *(Path(str(file)) for file in python))
+        return (*OBJECTIVE.sources(), *(Path(str(file)) for file in python))
 
     def value_and_grad(
         self,
@@ -82,7 +107,8 @@ class CudaKernel:
             device = self._device(logits)
             plan = _plan(device, logits)
             device.launch(
-                (average or "none", DTYPES[logits.dtype]),
+                OBJECTIVE,
+                kernel_name(average or "none", DTYPES[logits.dtype]),
                 images,
                 plan.threads,
                 plan.shared_bytes,
@@ -113,7 +139,7 @@ def arguments(
     kl_weight: float,
     label_smoothing: float,
 ) -> tuple[Argument, ...]:
-    """What each kernel of objective.cu takes; their types are in cuda_driver.ARGUMENT_TYPES."""
+    """What each kernel of objective.cu takes; their types are in OBJECTIVE."""
     image_stride, view_stride, _ = logits.stride()
     _, views, classes = logits.shape
     tensors = (logits, image_stride, view_stride, targets, nll, kl, grad)

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from ctypes import c_float, c_int, c_longlong, c_void_p
+from ctypes import Structure
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fastaug.errors import KernelUnavailable
-from fastaug.kernels.nvrtc import architecture_for, checked, image_for, kernel_name
+from fastaug.kernels.nvrtc import Program, architecture_for, checked, image_for
 
 OLDEST = (7, 5)
-# The arguments of every kernel in objective.cu, and their C types.
-POINTER, STRIDE = c_void_p, c_longlong
-ARGUMENT_TYPES = (
-    *(POINTER, STRIDE, STRIDE, POINTER, POINTER, POINTER, POINTER),
-    *(c_int, c_int, c_int, c_float, c_float),
-)
-Argument = Tensor | int | float | None
+Argument = Tensor | Structure | int | float | None
+"""A tensor is a pointer to its first element; None is a null pointer."""
 
 
 class Device:
@@ -27,51 +22,53 @@ class Device:
 
     def __init__(self, index: int) -> None:
         self.index = index
-        self._functions: dict[tuple[str, str], Any] = {}
+        self._functions: dict[str, Any] = {}
         capability = torch.cuda.get_device_capability(index)
         if capability < OLDEST:
             needs, has = (".".join(map(str, version)) for version in (OLDEST, capability))
             raise KernelUnavailable(
                 f"needs compute capability {needs} or later, {torch.cuda.get_device_name(index)} "
-                f"has {has}; use reference"
+                f"has {has}"
             )
         self.architecture = architecture_for(capability)
         self._driver = driver = _driver()
         (handle,) = _checked(driver.cuDeviceGet(index))
         (self._context,) = _checked(driver.cuDevicePrimaryCtxRetain(handle))
-        limit = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
+        attribute = driver.CUdevice_attribute
+        limit = attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
         (self.shared_limit,) = _checked(driver.cuDeviceGetAttribute(limit, handle))
+        count = attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+        (self.processors,) = _checked(driver.cuDeviceGetAttribute(count, handle))
 
-    def load(self, average: str, dtype: str) -> Any:
+    def load(self, program: Program, kernel: str) -> Any:
         """The kernel's handle; compiled and loaded when it is first asked for."""
-        if found := self._functions.get((average, dtype)):
+        if found := self._functions.get(kernel):
             return found
-        image = image_for(average, dtype, self.architecture)
+        image = image_for(program, kernel, self.architecture)
         driver, attribute = self._driver, self._driver.CUfunction_attribute
         with torch.cuda.device(self.index):
             _checked(driver.cuCtxSetCurrent(self._context))
             (module,) = _checked(driver.cuModuleLoadData(image))
-            name = kernel_name(average, dtype).encode()
-            (function,) = _checked(driver.cuModuleGetFunction(module, name))
-            # More than 48 KB a block must be asked for. Logits are read through once, so a large
-            # first-level cache, which is of the same memory, would be of no use.
+            (function,) = _checked(driver.cuModuleGetFunction(module, kernel.encode()))
+            # More than 48 KB a block must be asked for.
             most = attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             _checked(driver.cuFuncSetAttribute(function, most, self.shared_limit))
             share = attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
-            _checked(driver.cuFuncSetAttribute(function, share, 100))
-        self._functions[average, dtype] = function
+            _checked(driver.cuFuncSetAttribute(function, share, program.carveout))
+        self._functions[kernel] = function
         return function
 
     def launch(
         self,
-        kernel: tuple[str, str],
+        program: Program,
+        kernel: str,
         blocks: int,
         threads: int,
         shared_bytes: int,
         arguments: Sequence[Argument],
     ) -> None:
         """On torch's current stream of this GPU; returns at once."""
-        function = self.load(*kernel)
+        function = self.load(program, kernel)
         values = [a.data_ptr() if isinstance(a, Tensor) else a or 0 for a in arguments]
         with torch.cuda.device(self.index):
             # A thread that has not called the CUDA runtime yet has no context.
@@ -80,7 +77,7 @@ class Device:
             _checked(
                 self._driver.cuLaunchKernel(
                     *(function, blocks, 1, 1, threads, 1, 1, shared_bytes, stream),
-                    *((tuple(values), ARGUMENT_TYPES), 0),
+                    *((tuple(values), program.arguments), 0),
                 )
             )
 

@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 import ctypes
-import logging
-import platform
 import struct
-import subprocess
 from functools import cache
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from fastaug.device import cpp_compiler
 from fastaug.errors import KernelUnavailable
-from fastaug.kernels.build import built, digest, source_folder
 from fastaug.kernels.contract import Average, wrong_target
+from fastaug.kernels.cpp import build_library, open_library
 
-log = logging.getLogger("fastaug")
-
-_FLAGS = (
-    *("-O3", "-march=native", "-std=c++17", "-fPIC", "-shared", "-pthread", "-w"),
-    *("-fno-math-errno", "-fno-trapping-math"),  # else comparisons do not become vector masks
-)
 _CPU = torch.device("cpu")
 _DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 _AVERAGES = {"losses": 0, "probs": 1, "logits": 2, None: 3}
@@ -124,7 +114,7 @@ def _run_on(
     return mean, nll, kl, grad
 
 
-_SOURCES = ("values.h", "block.h", "objective.h", "objective.cpp")
+_HEADERS = ("values.h", "block.h", "objective.h")
 
 
 @cache
@@ -143,51 +133,14 @@ def _library() -> tuple[ctypes._NamedFuncPointer, int]:
 
 
 def _build() -> Path:
-    """The library, compiled if it is not in the cache; its name holds all that decides it."""
-    compiler = cpp_compiler()
-    if compiler is None:
-        raise KernelUnavailable("needs a C++ compiler: install g++ or clang++, or set CXX")
-    source = source_folder() / "objective.cpp"
-
-    def compile_it(file: Path) -> None:
-        log.info("compiling the native loss kernel with %s, once", Path(compiler).name)
-        _run(compiler, *_FLAGS, str(source), "-o", str(file))
-
-    # Another compiler or another CPU (a home folder is often shared) makes another library.
-    sources = [source_folder() / name for name in _SOURCES]
-    name = digest(sources, *_FLAGS, _run(compiler, "--version"), _cpu())
-    return built(f"objective-{name}.so", compile_it)
+    return build_library("objective.cpp", _HEADERS, "the native loss kernel")
 
 
 def _open(file: Path) -> ctypes._NamedFuncPointer:
-    try:
-        function = ctypes.CDLL(str(file)).fastaug_objective
-    except OSError as error:
-        raise KernelUnavailable(f"{file} cannot be loaded ({error}); delete it") from error
+    function = open_library(file).fastaug_objective
     function.restype = ctypes.c_longlong
     function.argtypes = [ctypes.c_char_p]
     return function
-
-
-def _run(*command: str) -> str:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise KernelUnavailable(f"{command[0]} does not run: {error}") from error
-    if done.returncode != 0:
-        lines = done.stderr.splitlines() or [f"exit code {done.returncode}"]
-        first = next((line for line in lines if "error" in line), lines[0])
-        raise KernelUnavailable(f"{command[0]} cannot compile it (g++ 12 can): {first}")
-    return done.stdout
-
-
-def _cpu() -> str:
-    """What -march=native looks at."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line for line in lines if line.startswith(("flags", "Features"))), "")
 
 
 def _openmp() -> int:

@@ -1,4 +1,4 @@
-"""NVRTC, NVIDIA's compiler as a library: objective.cu to machine code, without nvcc or a GPU."""
+"""NVRTC, NVIDIA's compiler as a library: cuda/*.cu to machine code, without nvcc or a GPU."""
 
 from __future__ import annotations
 
@@ -13,26 +13,34 @@ from fastaug.kernels.build import built, digest, source_folder
 
 log = logging.getLogger("fastaug")
 
-AVERAGES = ("losses", "probs", "logits", "none")
 DTYPES = {"f32": "float", "f16": "f16", "bf16": "bf16"}
-"""As kernels are named, and as objective.cu calls the type."""
-HEADERS = ("values.h", "block.h", "objective.h")
-OPTIONS = ("--std=c++17",)
+"""As kernels are named, and as their sources call the type."""
 
 
 class Program(NamedTuple):
+    """A source with kernels that all take the same arguments."""
+
+    source: str
+    headers: tuple[str, ...]
+    """Files in cuda/, as the source is."""
+    kernels: dict[str, str]
+    """By name, the macro that makes one of them: alone, it compiles in a fraction of the time."""
+    arguments: tuple[Any, ...]
+    """Their C types; None is a ctypes.Structure, by value."""
+    options: tuple[str, ...] = ("--std=c++17",)
+    carveout: int = -1
+    """Percent of an SM's memory that is to be shared memory rather than cache; -1: the driver's
+    choice."""
+
+    def sources(self) -> tuple[Path, ...]:
+        return tuple(source_folder() / name for name in (*self.headers, self.source))
+
+
+class Compiled(NamedTuple):
     """Kernels for an architecture, sm_XY (machine code) or compute_XY (PTX, for any later GPU)."""
 
     image: bytes
     log: str
-
-
-def kernel_name(average: str, dtype: str) -> str:
-    return f"objective_{average}_{dtype}"
-
-
-def kernel_sources() -> tuple[Path, ...]:
-    return tuple(source_folder() / name for name in (*HEADERS, "objective.cu"))
 
 
 @cache
@@ -50,59 +58,55 @@ def architecture_for(capability: tuple[int, int], known: Iterable[int] | None = 
     if not older:
         raise KernelUnavailable(
             f"NVRTC {nvrtc_version()} compiles for compute capability {min(known) / 10} and up, "
-            f"the GPU has {wanted / 10}; use triton or reference"
+            f"the GPU has {wanted / 10}"
         )
     return f"compute_{max(older)}"
 
 
-def image_for(average: str, dtype: str, architecture: str) -> bytes:
+def image_for(program: Program, kernel: str, architecture: str) -> bytes:
     """One kernel, compiled when it is first asked for."""
-    name = kernel_name(average, dtype)
 
     def compile_it(file: Path) -> None:
-        log.info("compiling %s for %s with NVRTC, once", name, architecture)
-        file.write_bytes(compile_kernels(architecture, only=(average, dtype)).image)
+        log.info("compiling %s for %s with NVRTC, once", kernel, architecture)
+        file.write_bytes(compile_kernels(program, architecture, only=kernel).image)
 
-    content = digest(kernel_sources(), *OPTIONS)
-    return built(f"{name}-{architecture}-nvrtc{nvrtc_version()}-{content}", compile_it).read_bytes()
+    content = digest(program.sources(), *program.options)
+    name = f"{kernel}-{architecture}-nvrtc{nvrtc_version()}-{content}"
+    return built(name, compile_it).read_bytes()
 
 
 def compile_kernels(
-    architecture: str, *, only: tuple[str, str] | None = None, options: Iterable[str] = ()
-) -> Program:
-    """All kernels, or the one of an average and a dtype, which takes a tenth of the time."""
+    program: Program, architecture: str, *, only: str | None = None, options: Iterable[str] = ()
+) -> Compiled:
+    """All kernels, or one of them."""
     nvrtc = _nvrtc()
-    *headers, source = (file.read_bytes() for file in kernel_sources())
-    options = [f"--gpu-architecture={architecture}", *OPTIONS, *options]
+    *headers, source = (file.read_bytes() for file in program.sources())
+    options = [f"--gpu-architecture={architecture}", *program.options, *options]
     if only:
-        average, dtype = only
-        macro = f"KERNEL({average},{average.upper()},{dtype},{DTYPES[dtype]})"
-        options.append(f"--define-macro=KERNELS={macro}")
-    names = [name.encode() for name in HEADERS]
-    (program,) = _checked(
-        nvrtc.nvrtcCreateProgram(source, b"objective.cu", len(names), headers, names)
-    )
+        options.append(f"--define-macro=KERNELS={program.kernels[only]}")
+    names, name = [header.encode() for header in program.headers], program.source.encode()
+    (handle,) = _checked(nvrtc.nvrtcCreateProgram(source, name, len(names), headers, names))
     try:
         arguments = [option.encode() for option in options]
-        (result,) = nvrtc.nvrtcCompileProgram(program, len(arguments), arguments)
-        said = _text(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program)
+        (result,) = nvrtc.nvrtcCompileProgram(handle, len(arguments), arguments)
+        said = _text(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, handle)
         messages = said.rstrip(b"\0").decode()
         if result:
             error = next((line for line in messages.splitlines() if "error" in line), result.name)
             raise KernelUnavailable(f"NVRTC {nvrtc_version()} for {architecture}: {error}")
         if architecture.startswith("sm_"):
-            image = _text(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program)
+            image = _text(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, handle)
         else:
-            image = _text(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX, program)
+            image = _text(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX, handle)
     finally:
-        nvrtc.nvrtcDestroyProgram(program)
-    return Program(image, messages)
+        nvrtc.nvrtcDestroyProgram(handle)
+    return Compiled(image, messages)
 
 
-def _text(size: Any, get: Any, program: Any) -> bytes:
-    (length,) = _checked(size(program))
+def _text(size: Any, get: Any, handle: Any) -> bytes:
+    (length,) = _checked(size(handle))
     room = bytearray(length)
-    _checked(get(program, room))
+    _checked(get(handle, room))
     return bytes(room)
 
 

@@ -1,0 +1,216 @@
+// Levels of 0 to 255, as a thread of a block program works on them: some at a time, as floats.
+//
+// Sums and products are rounded one by one, as Pillow and numpy round them, so that results are
+// equal: compile with -ffp-contract=off (NVRTC: --fmad=false). multiply_add is for the rest.
+#pragma once
+
+#include "values.h"
+
+namespace fastaug {
+
+typedef unsigned char byte;
+
+// Of a level: sums of weights miss a whole level by 1e-5, and in another order by another 1e-5.
+// Without it, engines would differ by a level in flat regions. fastaug/data/views.py has the same.
+constexpr float LEVEL_TIE = 0.003f;
+
+#ifdef __CUDACC__
+
+FASTAUG_FUNCTION float multiply_add(float a, float b, float c) { return fmaf(a, b, c); }
+FASTAUG_FUNCTION float load_levels(const byte* from, int) { return (float)*from; }
+// Cut to whole levels.
+FASTAUG_FUNCTION void store_levels(byte* to, int, float x) {
+  *to = (byte)fminf(fmaxf(x, 0.f) + LEVEL_TIE, 255.f);
+}
+// By tables of 256 levels for each of three channels, one after another.
+FASTAUG_FUNCTION void translate(byte* pixel, int, const byte* table) {
+  for (int c = 0; c < 3; ++c) pixel[c] = table[256 * c + pixel[c]];
+}
+FASTAUG_FUNCTION void move_pixels(byte* to, const byte* view, const int* place, int, byte fill) {
+  for (int c = 0; c < 3; ++c) to[c] = *place < 0 ? fill : view[*place + c];
+}
+template <class T>
+FASTAUG_FUNCTION void write_out(T* to, int there, float x) { store(to, there, x); }
+FASTAUG_FUNCTION void all_written_out() {}
+
+// Numbers of a row at a place, and three further, and so on.
+template <int>
+class Taken {
+ public:
+  FASTAUG_METHOD Taken(const float* row, const int* place) : at(row + *place) {}
+  FASTAUG_METHOD float next() {
+    at += 3;
+    return at[-3];
+  }
+
+ private:
+  const float* at;
+};
+
+#else
+
+FASTAUG_FUNCTION float multiply_add(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+FASTAUG_FUNCTION floats multiply_add(floats a, floats b, floats c) {
+#if defined(__AVX512F__)
+  return _mm512_fmadd_ps(a, b, c);
+#elif defined(__FMA__)
+  return _mm256_fmadd_ps(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
+
+// By tables of 256 levels for each of three channels, one after another.
+FASTAUG_FUNCTION void translate(byte* __restrict pixels, int there, const byte* __restrict table) {
+#ifdef __AVX512VBMI__
+  if (there == 64) {
+    const __m512i *from = (const __m512i*)table;
+    for (int part = 0; part < 3; ++part) {  // channels begin with another one in each vector
+      const __m512i levels = _mm512_loadu_si512(pixels + 64 * part);
+      const __mmask64 high = _mm512_movepi8_mask(levels);
+      __m512i found = levels;
+      for (int c = 0; c < 3; ++c) {
+        const __m512i low_half = _mm512_permutex2var_epi8(
+            _mm512_loadu_si512(from + 4 * c), levels, _mm512_loadu_si512(from + 4 * c + 1));
+        const __m512i high_half = _mm512_permutex2var_epi8(
+            _mm512_loadu_si512(from + 4 * c + 2), levels, _mm512_loadu_si512(from + 4 * c + 3));
+        const __mmask64 every_third = 0x9249249249249249ull;
+        const int shift = (c + 2 * part) % 3;  // of the first one that is of channel c
+        const __mmask64 own = every_third << shift;
+        found = _mm512_mask_mov_epi8(found, own, _mm512_mask_mov_epi8(low_half, high, high_half));
+      }
+      _mm512_storeu_si512(pixels + 64 * part, found);
+    }
+    return;
+  }
+#endif
+  const byte *red = table, *green = table + 256, *blue = table + 512;
+  for (int i = 0; i < there; ++i, pixels += 3)
+    pixels[0] = red[pixels[0]], pixels[1] = green[pixels[1]], pixels[2] = blue[pixels[2]];
+}
+
+// Pixels of a view from those that begin at `places`, which is negative for a fill.
+FASTAUG_FUNCTION void move_pixels(byte* __restrict to, const byte* __restrict view,
+                                  const int* places, int there, byte fill) {
+#ifdef __AVX512VBMI__
+  if (there == LANES) {
+    const __m512i at = _mm512_loadu_si512(places), filled = _mm512_set1_epi8((char)fill);
+    const __mmask16 is_inside = ~_mm512_movepi32_mask(at);
+    // Four bytes each, which reads one beyond the last pixel of the view.
+    const __m512i found = _mm512_mask_i32gather_epi32(filled, is_inside, at, view, 1);
+    alignas(64) static constexpr byte THREE_OF_FOUR[64] = {
+        0,  1,  2,  4,  5,  6,  8,  9,  10, 12, 13, 14, 16, 17, 18, 20, 21, 22, 24, 25, 26, 28, 29, 30,
+        32, 33, 34, 36, 37, 38, 40, 41, 42, 44, 45, 46, 48, 49, 50, 52, 53, 54, 56, 57, 58, 60, 61, 62};
+    const __m512i packed =
+        _mm512_permutexvar_epi8(_mm512_load_si512((const __m512i*)THREE_OF_FOUR), found);
+    _mm256_storeu_si256((__m256i*)to, _mm512_castsi512_si256(packed));
+    _mm_storeu_si128((__m128i*)(to + 32), _mm512_extracti32x4_epi32(packed, 2));
+    return;
+  }
+#endif
+  for (int i = 0; i < there; ++i, to += 3)
+    for (int c = 0; c < 3; ++c) to[c] = places[i] < 0 ? fill : view[places[i] + c];
+}
+
+typedef byte level_bytes __attribute__((vector_size(LANES)));
+
+FASTAUG_FUNCTION floats load_levels(const byte* from, int there) {
+  level_bytes stored = {};
+  if (there < LANES)
+    for (int i = 0; i < there; ++i) stored[i] = from[i];
+  else
+    std::memcpy(&stored, from, sizeof stored);
+#ifdef __AVX512F__  // compilers take detours
+  return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32((__m128i)stored));
+#else
+  return __builtin_convertvector(__builtin_convertvector(stored, ints), floats);
+#endif
+}
+
+// Cut to whole levels.
+FASTAUG_FUNCTION void store_levels(byte* to, int there, floats x) {
+  x = maximum(x, floats{}) + LEVEL_TIE;
+  x = x < 255.f ? x : floats{} + 255.f;
+#ifdef __AVX512F__
+  const level_bytes stored = (level_bytes)_mm512_cvtepi32_epi8(_mm512_cvttps_epi32(x));
+#else
+  const level_bytes stored =
+      __builtin_convertvector(__builtin_convertvector(x, ints), level_bytes);
+#endif
+  if (there < LANES)
+    for (int i = 0; i < there; ++i) to[i] = stored[i];
+  else
+    std::memcpy(to, &stored, sizeof stored);
+}
+
+// Past the caches: views leave a core faster than they fit into them, and are read much later.
+template <class T>
+FASTAUG_FUNCTION void write_out(T* to, int there, floats x) {
+#ifdef __AVX512F__
+  if (there >= LANES && (uintptr_t)to % (LANES * sizeof(T)) == 0) {
+    typename Stored<T>::type stored;
+    narrow(x, &stored);
+    if (sizeof stored == 64) _mm512_stream_si512((__m512i*)to, *(__m512i*)&stored);
+    else _mm256_stream_si256((__m256i*)to, *(__m256i*)&stored);
+    return;
+  }
+#endif
+  store(to, there, x);
+}
+FASTAUG_FUNCTION void all_written_out() {
+#ifdef __AVX512F__
+  _mm_sfence();  // such stores have an order of their own
+#endif
+}
+
+// Numbers of a row at LANES places, and three further, and so on. WINDOW: how far they reach. What
+// is loaded in order and permuted is had in a third of the time of a gather.
+//   1  all of them, with their successors, are within the next 32 numbers of the row
+//   2  those of one step are     3  they are within 64     0  they are anywhere
+template <int WINDOW>
+class Taken {
+ public:
+  FASTAUG_METHOD Taken(const float* row, const int* places) : row(row) {
+    std::memcpy(&at, places, sizeof at);
+    if (WINDOW == 1) look();
+  }
+  FASTAUG_METHOD floats next() {
+    if (WINDOW > 1) look();
+    const floats found = numbers();
+    if (WINDOW == 1) at += 3;
+    else row += 3;
+    return found;
+  }
+
+ private:
+  const float* row;
+  ints at;
+#if defined(__AVX512F__)
+  __m512 low, high;
+  FASTAUG_METHOD void look() { low = _mm512_loadu_ps(row), high = _mm512_loadu_ps(row + 16); }
+  FASTAUG_METHOD floats numbers() const {
+    if (!WINDOW) return _mm512_i32gather_ps((__m512i)at, row, 4);
+    const __m512 found = _mm512_permutex2var_ps(low, (__m512i)at, high);
+    if (WINDOW < 3) return found;
+    const __m512 beyond = _mm512_permutex2var_ps(_mm512_loadu_ps(row + 32), (__m512i)at,
+                                                 _mm512_loadu_ps(row + 48));
+    const __mmask16 is_beyond = _mm512_test_epi32_mask((__m512i)at, _mm512_set1_epi32(32));
+    return _mm512_mask_mov_ps(found, is_beyond, beyond);
+  }
+#else
+  FASTAUG_METHOD void look() {}
+  FASTAUG_METHOD floats numbers() const {
+#ifdef __AVX2__
+    return _mm256_i32gather_ps(row, (__m256i)at, 4);
+#else
+    floats found;
+    for (int i = 0; i < LANES; ++i) found[i] = row[at[i]];
+    return found;
+#endif
+  }
+#endif
+};
+
+#endif
+
+}  // namespace fastaug

@@ -1,0 +1,175 @@
+// Views on a CPU: the block program with one thread a block, views shared out to threads that work
+// beside the caller. A plain C interface, without torch.
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <pthread.h>
+#include <thread>
+
+#include "views.h"
+
+// One struct, because a call from Python takes longer for each argument. native.py packs it.
+struct Arguments {
+  const fastaug::View* views;
+  const fastaug::Layer* layers;  // form.layers for each view
+  long long count;
+  fastaug::Form form;
+  int dtype;  // 0 fp32, 1 fp16, 2 bf16
+  void* out;  // [count, size, size, 3]
+  int threads;  // that work beside the caller
+};
+
+namespace fastaug {
+namespace {
+
+// --- one view ---
+
+struct Release {
+  void operator()(byte* memory) const { ::operator delete[](memory, std::align_val_t(64)); }
+};
+
+// Kept by each thread from view to view: fresh memory costs a page fault for every 4 KB.
+class Arena {
+ public:
+  byte* at_least(size_t bytes) {
+    if (size < bytes) {
+      memory.reset(static_cast<byte*>(::operator new[](bytes, std::align_val_t(64))));
+      size = bytes;
+    }
+    return memory.get();
+  }
+
+ private:
+  std::unique_ptr<byte[], Release> memory;
+  size_t size = 0;
+};
+
+constexpr size_t aligned(size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+template <class T>
+void make_view(const Arguments& a, long long number) {
+  thread_local Arena arena;
+  const View& view = a.views[number];
+  // Rows of the view at a time, as many as a quarter of the first-level cache holds.
+  const int fit = 2048 / (3 * view.box_width + 64), strip = fit < 1 ? 1 : fit < 16 ? fit : 16;
+  const Form& form = a.form;
+  const Layer* layers = a.layers + number * form.layers;
+  const Side x(view.box_width, form.size, form.filter), y(view.box_height, form.size, form.filter);
+  const Room room(view, layers, form);
+  const size_t scratch = aligned(4 * (size_t)Layout(form.size, LANES, x, y, strip).size);
+  const size_t first = scratch + aligned(room.first), second = first + aligned(room.second);
+  byte* memory = arena.at_least(second + room.box);
+  OneThread block;
+  ViewProgram<OneThread, T>(block, view, layers, form, (float*)memory, memory + scratch,
+                            memory + first, room.box ? memory + second : nullptr, strip)
+      .run(static_cast<T*>(a.out) + 3LL * number * form.size * form.size);
+}
+
+// --- the threads ---
+
+struct Job {
+  explicit Job(const Arguments& arguments)
+      : arguments(arguments),
+        chunk(1 + (1 << 17) / (3 * arguments.form.size * arguments.form.size)) {}
+  const Arguments arguments;
+  const int chunk;  // views that a thread takes at a time, about 50 us of work
+  long long next = 0;
+  int helpers = 0;  // threads beside the caller that work on it
+  bool is_taken() const { return next >= arguments.count; }
+};
+
+// Views of one call after the other, each by as many threads as it asked for. Never destroyed: at
+// the end of the process its threads may still wait.
+class Workers {
+ public:
+  static Workers& of_process() {
+    static Workers* workers = nullptr;
+    static std::once_flag once;
+    std::call_once(once, [] {
+      workers = new Workers;
+      // A forked child has none of its parent's threads.
+      pthread_atfork(nullptr, nullptr, [] { workers = new Workers; });
+    });
+    return *workers;
+  }
+
+  void start(Job* job) {
+    std::lock_guard<std::mutex> lock(mutex);
+    jobs.push_back(job);
+    for (; threads < job->arguments.threads; ++threads)
+      std::thread([this] { serve(); }).detach();
+    changed.notify_all();
+  }
+
+  // The caller has nothing better to do, and takes part.
+  void finish(Job* job) {
+    std::unique_lock<std::mutex> lock(mutex);
+    work_on(job, lock);
+    changed.wait(lock, [&] { return !job->helpers; });
+    for (auto i = jobs.begin(); i != jobs.end(); ++i)
+      if (*i == job) {
+        jobs.erase(i);
+        break;
+      }
+  }
+
+ private:
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::deque<Job*> jobs;
+  int threads = 0;
+
+  void serve() {
+    std::unique_lock<std::mutex> lock(mutex);
+    for (;;) {
+      if (Job* job = next_job()) {
+        ++job->helpers;
+        work_on(job, lock);
+        if (!--job->helpers) changed.notify_all();
+      } else {
+        changed.wait(lock);
+      }
+    }
+  }
+
+  Job* next_job() {
+    for (Job* job : jobs)
+      if (!job->is_taken() && job->helpers < job->arguments.threads) return job;
+    return nullptr;
+  }
+
+  // Holds the lock when it begins and when it returns.
+  void work_on(Job* job, std::unique_lock<std::mutex>& lock) {
+    const Arguments& a = job->arguments;
+    while (!job->is_taken()) {
+      const long long first = job->next, end = first + job->chunk;
+      job->next = end;
+      lock.unlock();
+      for (long long i = first; i < end && i < a.count; ++i) {
+        if (a.dtype == 0) make_view<float>(a, i);
+        else if (a.dtype == 1) make_view<f16>(a, i);
+        else make_view<bf16>(a, i);
+      }
+      lock.lock();
+    }
+  }
+};
+
+}  // namespace
+}  // namespace fastaug
+
+// Begins to make views and returns what fastaug_views_finish takes. What the arguments point to
+// must stay until then; the struct itself need not.
+extern "C" void* fastaug_views_start(const Arguments* arguments) {
+  auto* job = new fastaug::Job(*arguments);
+  fastaug::Workers::of_process().start(job);
+  return job;
+}
+
+extern "C" void fastaug_views_finish(void* started) {
+  auto* job = static_cast<fastaug::Job*>(started);
+  fastaug::Workers::of_process().finish(job);
+  delete job;
+}

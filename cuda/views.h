@@ -1,0 +1,307 @@
+// A view, from its plan: sampled from the decoded image, augmented where it lies, normalised and
+// written once. A block program (block.h): one block makes one view.
+#pragma once
+
+#include "block.h"
+#include "operations.h"
+#include "resample.h"
+
+namespace fastaug {
+
+// What lies beyond the image, where a box reaches beyond it.
+enum Border { REFLECT, MIRROR, EDGE, CONSTANT };  // mirror: with the edge pixel
+
+struct View {
+  const byte* pixels;   // the image: [height, width, 3]
+  long long row_bytes;  // from one of its rows to the next
+  int height, width;
+  int top, left, box_height, box_width;
+  int flip, unused;
+};
+
+// What all views of a call have in common.
+struct Form {
+  int size, layers, border;
+  Filter filter;
+  float mean[3], factor[3];  // a level becomes (level - mean) * factor
+};
+
+FASTAUG_FUNCTION int rounded_up(int n, int unit) { return (n + unit - 1) / unit * unit; }
+
+// Where things are in the scratch memory of a block, in 4-byte numbers. fastaug/views/cuda.py
+// computes the same size.
+struct Layout {
+  int elements;  // of a row of the view, in whole vectors
+  int row;       // of a row of the box, with room for what take() reads beyond it
+  int places, bases, across, means, factors, firsts, down, strip, size;
+
+  FASTAUG_METHOD Layout(int side, int lanes, const Side& x, const Side& y, int strip_rows) {
+    elements = rounded_up(3 * side, lanes);
+    row = rounded_up(3 * x.source + (lanes > 1 ? 64 : 0), lanes);
+    places = 0;
+    across = places + elements;
+    means = across + x.taps * elements;
+    factors = means + elements;
+    strip = factors + elements;
+    // The operations' tables lie where the strip was.
+    const int tables = 3 * 256 + 3 * 256 / 4;
+    bases = strip + rounded_up(strip_rows * row > tables ? strip_rows * row : tables, lanes);
+    firsts = bases + (lanes > 1 ? elements / lanes : 0);
+    down = firsts + side;
+    size = down + y.taps * side;
+  }
+};
+
+FASTAUG_FUNCTION bool is_inside(const View& view) {
+  return view.top >= 0 && view.left >= 0 && view.top + view.box_height <= view.height &&
+         view.left + view.box_width <= view.width;
+}
+
+// A box of the view's own size that reaches beyond a small image (CIFAR's crop): then each pixel of
+// the view is one of the image, and the tables say which.
+FASTAUG_FUNCTION bool is_folded(const View& view, const Form& form) {
+  return !is_inside(view) && view.box_height == form.size && view.box_width == form.size &&
+         view.width <= form.size && form.border != CONSTANT;
+}
+
+// What a view needs besides: bytes of room for a view with operations, for another one where one
+// of them cannot be done in place, and for a box that reaches beyond the image.
+struct Room {
+  int first, second;
+  long long box;
+
+  FASTAUG_METHOD Room(const View& view, const Layer* layers, const Form& form) {
+    const int levels = 3 * form.size * form.size + 1;  // move_pixels reads one more
+    first = form.layers ? levels : 0;
+    second = 0;
+    for (int i = 0; i < form.layers; ++i)
+      if (needs_room(layers[i].operation)) second = levels;
+    const bool is_copied = !is_inside(view) && !is_folded(view, form);
+    box = is_copied ? 3LL * view.box_height * view.box_width : 0;
+  }
+};
+
+// The place in 0..n-1 that stands for any place, or -1 for the constant.
+FASTAUG_FUNCTION int place_of(int i, int n, int border) {
+  if (i >= 0 && i < n) return i;
+  if (border == CONSTANT) return -1;
+  if (border == EDGE || n == 1) return i < 0 ? 0 : n - 1;
+  const int period = border == REFLECT ? 2 * (n - 1) : 2 * n;
+  i %= period;
+  i += i < 0 ? period : 0;
+  return i < n ? i : period - i - (border == MIRROR);
+}
+
+// Which rows and columns a thread works on: a team takes a row, or several teams share one where
+// they are more than the rows.
+struct Share {
+  int row, rows, column, columns;  // the first one, and from one to the next
+
+  template <class Block>
+  FASTAUG_METHOD Share(const Block& block, int strip_rows) {
+    const int together = block.teams > strip_rows ? block.teams / strip_rows : 1;
+    row = block.team / together;
+    rows = block.teams / together;
+    column = block.team % together * block.lanes + block.lane;
+    columns = together * block.lanes;
+  }
+};
+
+template <class Block, class T>
+class ViewProgram {
+ public:
+  // scratch: Layout::size numbers, aligned to a vector; first, second, box: as Room says.
+  FASTAUG_METHOD ViewProgram(Block& block, const View& view, const Layer* layers, const Form& form,
+                             float* scratch, byte* first, byte* second, byte* box, int strip_rows)
+      : block(block), view(view), layers(layers), form(form), x(view.box_width, form.size, form.filter),
+        y(view.box_height, form.size, form.filter), at(form.size, LANES, x, y, strip_rows),
+        strip_rows(strip_rows), scratch(scratch), first(first), second(second), box(box), folded(is_folded(view, form)) {}
+
+  // out: [size, size, 3]
+  FASTAUG_METHOD void run(T* out) {
+    fill_tables();
+    if (box) copy_box();
+    const long long corner = folded ? 0 : view.top * view.row_bytes + 3 * view.left;
+    const byte* const pixels = box ? box : view.pixels + corner;
+    const long long row_bytes = box ? 3LL * view.box_width : view.row_bytes;
+    block.sync();
+    for (int top = 0; top < form.size; top += strip_rows) {
+      const int end = top + strip_rows < form.size ? top + strip_rows : form.size;
+      sum_rows(pixels, row_bytes, top, end);
+      block.sync();
+      sum_columns(top, end, out);
+      block.sync();
+    }
+    if (form.layers) apply_operations(out);
+    all_written_out();
+  }
+
+ private:
+  typedef typename Block::Value V;
+  static constexpr int LANES = Block::LANES;
+
+  Block& block;
+  const View& view;
+  const Layer* const layers;
+  const Form& form;
+  const Side x, y;
+  const Layout at;
+  const int strip_rows;
+  float* const scratch;
+  byte *const first, *const second, *const box;
+  const bool folded;
+
+  FASTAUG_METHOD int* integers(int offset) const { return (int*)scratch + offset; }
+
+  FASTAUG_METHOD void fill_tables() {
+    int* const places = integers(at.places);
+    FASTAUG_ROLLED  // and one side after the other: both at once take more registers than there are
+    for (int i = block.thread; i < form.size; i += block.threads) {
+      const int row = y.weigh(i, scratch + at.down + i * y.taps, 1);
+      integers(at.firsts)[i] = folded ? place_of(view.top + row, view.height, form.border) : row;
+    }
+    FASTAUG_ROLLED
+    for (int i = block.thread; i < form.size; i += block.threads) {
+      // A flipped view takes the weights of the opposite column.
+      const int column = view.flip ? form.size - 1 - i : i;
+      float* const weights = scratch + at.across + 3 * i;
+      int place = x.weigh(column, weights, at.elements);
+      place = 3 * (folded ? place_of(view.left + place, view.width, form.border) : place);
+      for (int c = 0; c < 3; ++c) {
+        for (int t = 0; t < x.taps; ++t) weights[t * at.elements + c] = weights[t * at.elements];
+        places[3 * i + c] = place + c;
+        scratch[at.means + 3 * i + c] = form.mean[c];
+        scratch[at.factors + 3 * i + c] = form.factor[c];
+      }
+    }
+    if (LANES > 1) set_bases(places);
+  }
+
+  // On a CPU places are counted from the lowest of their vector. One thread fills all tables.
+  FASTAUG_METHOD void set_bases(int* places) {
+    block.sync();
+    const int end = 3 * form.size;
+    for (int i = LANES * block.thread; i < at.elements; i += LANES * block.threads) {
+      int lowest = places[i];
+      for (int j = i + 1; j < i + LANES && j < end; ++j)
+        lowest = places[j] < lowest ? places[j] : lowest;
+      const int base = lowest - lowest % 3;
+      integers(at.bases)[i / LANES] = base;
+      for (int j = i; j < i + LANES; ++j) places[j] = j < end ? places[j] - base : 0;
+      for (int j = end; j < i + LANES; ++j) {
+        scratch[at.means + j] = scratch[at.factors + j] = 0;
+        for (int t = 0; t < x.taps; ++t) scratch[at.across + t * at.elements + j] = 0;
+      }
+    }
+  }
+
+  FASTAUG_METHOD void copy_box() {
+    for (int i = block.team; i < view.box_height; i += block.teams) {
+      const int row = place_of(view.top + i, view.height, form.border);
+      byte* to = box + 3LL * i * view.box_width;
+      for (int j = block.lane; j < view.box_width; j += block.lanes) {
+        const int column = place_of(view.left + j, view.width, form.border);
+        const bool outside = row < 0 || column < 0;
+        const byte* from = view.pixels + (outside ? 0 : row * view.row_bytes + 3 * column);
+        for (int c = 0; c < 3; ++c) to[3 * j + c] = outside ? FILL : from[c];
+      }
+    }
+  }
+
+  // Rows of the box to rows of the view, as wide as the box.
+  FASTAUG_METHOD void sum_rows(const byte* pixels, long long row_bytes, int top, int end) {
+    // A CPU adds up a few taps that are known in number in half the time.
+    if (LANES > 1) switch (y.taps) {
+        case 1: return sum_rows<1>(pixels, row_bytes, top, end);
+        case 2: return sum_rows<2>(pixels, row_bytes, top, end);
+        case 3: return sum_rows<3>(pixels, row_bytes, top, end);
+        case 4: return sum_rows<4>(pixels, row_bytes, top, end);
+        case 5: return sum_rows<5>(pixels, row_bytes, top, end);
+      }
+    sum_rows<0>(pixels, row_bytes, top, end);
+  }
+
+  // TAPS: y.taps, or 0 for any number.
+  template <int TAPS>
+  FASTAUG_METHOD void sum_rows(const byte* pixels, long long row_bytes, int top, int end) {
+    const int width = 3 * (folded ? view.width : view.box_width), taps = TAPS ? TAPS : y.taps;
+    const Share share(block, strip_rows);
+    for (int i = top + share.row; i < end; i += share.rows) {
+      const byte* const from = pixels + integers(at.firsts)[i] * row_bytes;
+      const float* const weights = scratch + at.down + i * y.taps;
+      float* const to = scratch + at.strip + (i - top) * at.row;
+      const auto sum_some = [&](int j, int there) {
+        const byte* level = from + j;
+        V sum = load_levels(level, there) * weights[0];
+        FASTAUG_BY_THREES
+        for (int t = 1; t < taps; ++t) {
+          level += row_bytes;
+          sum = multiply_add(load_levels(level, there), V{} + weights[t], sum);
+        }
+        store(to + j, LANES, sum);
+      };
+      int j = LANES * share.column;
+      for (; j + LANES <= width; j += LANES * share.columns) sum_some(j, LANES);
+      if (j < width) sum_some(j, width - j);
+    }
+  }
+
+  // Columns of the box to columns of the view: written out, or kept for the operations.
+  FASTAUG_METHOD void sum_columns(int top, int end, T* out) {
+    if (LANES == 1) return sum_columns<0>(top, end, out);
+    // A vector has numbers of (LANES + 1) / 3 + 1 columns at the most; so far apart are theirs.
+    const int reach = 3 * ((int)ceil((LANES + 1) / 3 * x.scale) + 1);
+    if (reach + 3 * (x.taps - 1) <= 32) sum_columns<1>(top, end, out);
+    else if (reach <= 32) sum_columns<2>(top, end, out);
+    else if (reach <= 64) sum_columns<3>(top, end, out);
+    else sum_columns<0>(top, end, out);
+  }
+
+  template <int WINDOW>
+  FASTAUG_METHOD void sum_columns(int top, int end, T* out) {
+    const int width = 3 * form.size;
+    const Share share(block, strip_rows);
+    for (int i = top + share.row; i < end; i += share.rows) {
+      const float* const row = scratch + at.strip + (i - top) * at.row;
+      for (int j = LANES * share.column; j < width; j += LANES * share.columns) {
+        Taken<WINDOW> taken(row + (LANES > 1 ? integers(at.bases)[j / LANES] : 0),
+                            integers(at.places) + j);
+        const float* weights = scratch + at.across + j;
+        V sum = taken.next() * load(weights, LANES, 0);
+        FASTAUG_BY_THREES
+        for (int t = 1; t < x.taps; ++t) {
+          weights += at.elements;
+          sum = multiply_add(taken.next(), load(weights, LANES, 0), sum);
+        }
+        const long long to = (long long)i * width + j;
+        if (form.layers) store_levels(first + to, width - j, sum);
+        else write(out + to, j, sum);
+      }
+    }
+  }
+
+  FASTAUG_METHOD void apply_operations(T* out) {
+    Operations<Block> operations(block, form.size, first, second, (int*)(scratch + at.strip));
+    FASTAUG_ROLLED
+    for (int i = 0; i < form.layers; ++i) operations.apply(layers[i]);
+    normalise(operations.view(), out);
+    block.sync();
+  }
+
+  FASTAUG_METHOD void write(T* to, int j, V levels) {
+    const V mean = load(scratch + at.means + j, LANES, 0);
+    const V factor = load(scratch + at.factors + j, LANES, 0);
+    write_out(to, 3 * form.size - j, (levels - mean) * factor);
+  }
+
+  FASTAUG_METHOD void normalise(const byte* levels, T* out) {
+    const int width = 3 * form.size;
+    for (int i = block.team; i < form.size; i += block.teams)
+      for (int j = LANES * block.lane; j < width; j += LANES * block.lanes) {
+        const long long to = (long long)i * width + j;
+        write(out + to, j, load_levels(levels + to, width - j));
+      }
+  }
+};
+
+}  // namespace fastaug

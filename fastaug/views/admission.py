@@ -1,0 +1,144 @@
+"""Whether a fused view engine may be used on a device: its views against the reference's.
+
+All resampling modes, the border, every operation, all dtypes: milliseconds, on small pictures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fastaug.batch import VIEW_DTYPES
+from fastaug.config import TrainConfig
+from fastaug.data.plan import ViewPlans
+from fastaug.data.randaugment import NAMES, draw_operations
+from fastaug.data.stream import uniforms
+from fastaug.data.views import reference_views
+from fastaug.errors import DataError
+from fastaug.kernels.admission import KernelReport, device_name, found_before, report_file
+from fastaug.views.form import form_of
+from fastaug.views.records import pictures_of
+
+if TYPE_CHECKING:
+    from fastaug.views.engine import ViewEngine
+
+_SIZE = 24
+# Of a level: what fp32 sums in another order come to, with room to spare. The operations are
+# integer arithmetic, and equal.
+_RESAMPLED = 0.01
+# Of values around 2 at the most: half of the last bit.
+_ROUNDING = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+# Heights and widths of pictures, and of boxes in them: enlarged, shrunk, narrow, one pixel.
+_BOXES = (((40, 61), (9, 8)), ((97, 40), (90, 38)), ((5, 200), (3, 190)), ((30, 30), (1, 1)))
+
+
+class _Case(NamedTuple):
+    name: str
+    images: list[Tensor]
+    plans: ViewPlans
+    config: TrainConfig
+    tolerance: float
+    """In levels."""
+
+
+def compare(engine: ViewEngine, device: torch.device) -> KernelReport:
+    worst, worst_name, cases = 0.0, "equal in all of them", 0
+    for case in _cases():
+        cases += 1
+        try:
+            error = _error(engine, case, device)
+        except Exception as raised:  # a driver may raise anything; that is a refusal
+            said = f"{case.name}: {type(raised).__name__}: {str(raised).partition(chr(10))[0]}"
+            return KernelReport(engine.name, device_name(device), False, cases, said)
+        if not error <= worst:
+            worst, worst_name = error, f"off by {error:.2g} x the tolerance, {case.name}"
+    return KernelReport(engine.name, device_name(device), worst <= 1, cases, worst_name)
+
+
+def is_admitted(engine: ViewEngine, device: torch.device) -> KernelReport:
+    """compare(), or what it found before for this device and these sources."""
+    file: Path | None = None
+    with suppress(OSError, DataError):
+        file = report_file([*engine.sources(), Path(__file__)], engine.name, device)
+    return found_before(engine, device, compare, file)
+
+
+def _error(engine: ViewEngine, case: _Case, device: torch.device) -> float:
+    """The largest difference from the reference, in units of the tolerance; NaN counts as one."""
+    images = [image.to(device) for image in case.images]
+    pictures, kept = pictures_of(images)
+    form = form_of(case.config)
+    found = engine.start(pictures, case.plans, form, threads=1, kept=kept).finish()
+    expected = torch.stack(
+        [
+            reference_views(image.numpy(), case.plans.of_image(place), case.config)
+            for place, image in enumerate(case.images)
+        ]
+    ).permute(0, 1, 4, 2, 3)
+    if found.shape != expected.shape or found.dtype != form.dtype:
+        raise ValueError(f"{found.dtype} of shape {list(found.shape)}")
+    off = (found.cpu().float() - expected).abs()
+    tolerance = case.tolerance * max(form.factor) + _ROUNDING[form.dtype]
+    return (off / tolerance).nan_to_num(torch.inf).max().item()
+
+
+def _cases() -> Iterator[_Case]:
+    """Pairs of a plan and what the reference makes of it."""
+    dtypes = tuple(VIEW_DTYPES)
+    number = 0
+    for interpolation in ("bilinear", "bicubic"):
+        for antialias in (False, True):
+            config = TrainConfig(
+                size=_SIZE,
+                interpolation=interpolation,
+                antialias=antialias,
+                views_dtype=dtypes[number % 3],  # type: ignore[arg-type]
+                precision="bf16",
+            )
+            number += 1
+            sizes, boxes = zip(*_BOXES, strict=True)
+            plans = _plans([[(1, 1, *box), (0, 0, *box)] for box in boxes])
+            name = f"{interpolation}{', antialiased' if antialias else ''}, {config.views_dtype}"
+            yield _Case(name, [_picture(*size) for size in sizes], plans, config, _RESAMPLED)
+    config = TrainConfig(size=_SIZE, crop="pad", normalise="cifar")
+    plans = _plans([[(-4, 3, _SIZE, _SIZE), (2, -4, _SIZE, _SIZE)]])
+    yield _Case("reflected at the edges", [_picture(_SIZE, _SIZE)], plans, config, 0)
+    for magnitude in (3.0, 8.0):
+        yield _operations(magnitude)
+
+
+def _operations(magnitude: float) -> _Case:
+    """Every operation by itself, and with another one before it."""
+    config = TrainConfig(size=_SIZE, augment="randaugment", randaugment_layers=2, views=16)
+    numbers = uniforms(0, 0, 0, np.arange(2), len(NAMES), 6).reshape(2, len(NAMES), 2, 3)
+    numbers[..., 1, 0] = (np.arange(len(NAMES)) + 0.5) / len(NAMES)
+    numbers[0, :, 0, 0] = 0.5 / len(NAMES)  # auto_contrast, which changes little
+    operations, arguments = draw_operations(numbers, "nfnet", magnitude, _SIZE)
+    boxes = np.tile(np.array([0, 0, _SIZE, _SIZE], np.int32), (2, len(NAMES), 1))
+    flips = np.arange(2 * len(NAMES)).reshape(2, -1) % 2 == 0
+    plans = ViewPlans(boxes, flips, operations, arguments, _SIZE)
+    pictures = [_picture(_SIZE, _SIZE), _picture(_SIZE, _SIZE) // 2 + 40]
+    return _Case(f"operations of magnitude {magnitude:g}", pictures, plans, config, 0)
+
+
+def _plans(boxes: list) -> ViewPlans:
+    """Of boxes [B][K], every other view flipped."""
+    shape = np.shape(boxes)[:2]
+    flips = np.arange(shape[0] * shape[1]).reshape(shape) % 2 == 1
+    nothing = np.zeros((*shape, 0), np.int32), np.zeros((*shape, 0, 4))
+    return ViewPlans(np.array(boxes, np.int32), flips, *nothing, _SIZE)
+
+
+def _picture(height: int, width: int) -> Tensor:
+    """Waves and noise, over all levels."""
+    y, x = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+    waves = torch.stack([x * 7 + y, x - y * 5, x * y], dim=-1) / 9
+    noise = torch.from_numpy(uniforms(1, 0, 0, np.arange(height), 1, 3 * width)).float()
+    levels = 127 + 90 * waves.sin() + 70 * (noise.view(height, width, 3) - 0.5)
+    return levels.clamp(0, 255).to(torch.uint8)

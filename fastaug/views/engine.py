@@ -1,0 +1,137 @@
+"""The fused view engine: all views of a batch by one kernel, on the device that has the images."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fastaug.config import TrainConfig
+from fastaug.data.cores import core_count
+from fastaug.data.plan import ViewPlans, draw_plans
+from fastaug.data.stream import TRAIN_VIEWS
+from fastaug.errors import ConfigError, KernelUnavailable
+from fastaug.kernels.admission import KernelReport
+from fastaug.views.admission import is_admitted
+from fastaug.views.form import Border, Interpolation, Normalisation, ViewForm
+from fastaug.views.native import NativeViews
+from fastaug.views.records import Pictures, check_images, pictures_of
+
+log = logging.getLogger("fastaug")
+
+# Numbers of views, about 100 us of work: for less, waking another thread takes longer.
+_PER_THREAD = 2**18
+_reports: dict[tuple[str, torch.device], KernelReport] = {}
+
+
+class StartedViews(Protocol):
+    def finish(self) -> Tensor: ...
+
+
+class ViewEngine(Protocol):
+    """Makes views where the images are."""
+
+    name: str
+
+    def why_not(self) -> str | None:
+        """None, or why it cannot run here."""
+
+    def sources(self) -> tuple[Path, ...]:
+        """The files that decide what it makes."""
+
+    def start(
+        self, pictures: Pictures, plans: ViewPlans, form: ViewForm, *, threads: int, kept: Any
+    ) -> StartedViews:
+        """Begin, beside the caller. kept: owns the pictures' memory."""
+
+
+def fused_engine(device: torch.device) -> ViewEngine:
+    """The admitted engine of a device, or KernelUnavailable with the reason."""
+    engine = engine_of(device)
+    if reason := engine.why_not():
+        raise KernelUnavailable(f"fused views on {device.type}: {reason}")
+    report = _reports.get((engine.name, device)) or is_admitted(engine, device)
+    _reports[engine.name, device] = report
+    if not report.admitted:
+        raise KernelUnavailable(str(report))
+    return engine
+
+
+@cache
+def engine_of(device: torch.device) -> ViewEngine:
+    """Not yet admitted, and perhaps not able to run."""
+    if device.type == "cuda":
+        from fastaug.views.cuda import CudaViews
+
+        return CudaViews(device)
+    return NativeViews()
+
+
+def choose_engine(config: TrainConfig, device: torch.device) -> ViewEngine | None:
+    """What --views-engine means here; None: DALI's operators. "auto" says what it took."""
+    if config.views_engine == "fused":
+        return fused_engine(device)
+    if config.views_engine == "dali":
+        return None
+    if config.augment == "randaugment" and config.randaugment_policy == "dali":
+        _say("views engine: dali (its own RandAugment policy)")
+        return None
+    try:
+        engine = fused_engine(device)
+    except KernelUnavailable as error:
+        _say(f"views engine: dali ({error})", logging.WARNING)
+        return None
+    _say(f"views engine: fused ({engine.name})")
+    return engine
+
+
+@cache
+def _say(text: str, level: int = logging.INFO) -> None:
+    """Once."""
+    log.log(level, text)
+
+
+def plan_views(
+    images: Sequence[Tensor], *, views: int, size: int, epoch: int = 0, **options: Any
+) -> ViewPlans:
+    """Draw the plans of K random views of each image.
+
+    options: what TrainConfig has for views: augment, crop, crop_area, crop_sampling, seed,
+    randaugment_layers, randaugment_magnitude. Image i is number i: the same plans each time.
+    """
+    config = TrainConfig(views=views, batch_size=views, size=size, **options)
+    sizes = np.array([image.shape[:2] for image in images], np.int32).reshape(-1, 2)
+    return draw_plans(config, epoch, TRAIN_VIEWS, np.arange(len(images)), sizes)
+
+
+def make_views(
+    images: Sequence[Tensor],
+    plan: ViewPlans,
+    *,
+    interpolation: Interpolation = "bicubic",
+    antialias: bool = False,
+    border: Border = "reflect",
+    normalise: Normalisation | None = "imagenet",
+    dtype: torch.dtype = torch.float32,
+    threads: int | None = None,
+) -> Tensor:
+    """B images [H, W, 3] uint8 and their plan -> views [B, K, 3, S, S] on the device of the images.
+
+    Stored B, K, S, S, 3, so that views.flatten(0, 1) is a channels-last batch. threads: of a CPU;
+    default: all cores.
+    """
+    device = check_images(images, plan)
+    form = ViewForm(interpolation, antialias, border, normalise, dtype)
+    pictures, kept = pictures_of(images)
+    if threads is not None and threads < 1:
+        raise ConfigError(f"threads must be at least 1, got {threads}")
+    wanted = core_count() if threads is None else threads
+    work = plan.flips.size * 3 * plan.size**2
+    beside = min(wanted - 1, work // _PER_THREAD)
+    return fused_engine(device).start(pictures, plan, form, threads=beside, kept=kept).finish()

@@ -1,0 +1,65 @@
+"""Views by the fused kernel: --views-engine fused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fastaug.config import TrainConfig
+from fastaug.data.cores import worker_count
+from fastaug.data.images import ImageSet
+from fastaug.pipelines.decoder import Planned
+from fastaug.views.engine import StartedViews, ViewEngine
+from fastaug.views.form import form_of
+from fastaug.views.records import Pictures
+
+
+class FusedViews:
+    """Starts views of one batch while the training works on another one."""
+
+    padded = False
+    """The kernel reflects images itself."""
+
+    def __init__(
+        self, engine: ViewEngine, images: ImageSet, config: TrainConfig, device: torch.device
+    ) -> None:
+        self._engine, self._form = engine, form_of(config)
+        self._threads = max(1, worker_count(config.workers))
+        self._array: Tensor | None = None
+        if images.array is not None:  # lives where the views are made
+            self._array = torch.from_numpy(np.ascontiguousarray(images.array)).to(device)
+            self._array_size = np.array(self._array.shape[1:3], np.int32)
+
+    def start(self, work: tuple[Planned, Any]) -> tuple[Planned, StartedViews]:
+        """The images: B decoded ones, of DALI; or None for those in memory."""
+        batch, images = work
+        pictures = self._in_memory(batch.indices) if images is None else _decoded(images)
+        kept = self._array if images is None else images
+        started = self._engine.start(
+            pictures, batch.plans, self._form, threads=self._threads, kept=kept
+        )
+        return batch, started
+
+    def finish(self, started: tuple[Planned, StartedViews]) -> tuple[Planned, Tensor]:
+        batch, views = started
+        return batch, views.finish()
+
+    def _in_memory(self, indices: np.ndarray) -> Pictures:
+        assert self._array is not None
+        _, height, width, _ = self._array.shape
+        bytes_of_image = np.uint64(height * width * 3)
+        return Pictures(
+            np.uint64(self._array.data_ptr()) + indices.astype(np.uint64) * bytes_of_image,
+            np.broadcast_to(np.int64(3 * width), len(indices)),
+            np.broadcast_to(self._array_size, (len(indices), 2)),
+        )
+
+
+def _decoded(images: Any) -> Pictures:
+    """Of DALI's TensorList: dense images, wherever it has put each of them."""
+    sizes = np.array([shape[:2] for shape in images.shape()], np.int32)
+    pointers = np.array([image.data_ptr() for image in images], np.uint64)
+    return Pictures(pointers, 3 * sizes[:, 1].astype(np.int64), sizes)
