@@ -252,7 +252,13 @@ class Operations {
     constexpr int SOME = Block::LANES;  // at a time: a CPU computes their places in vectors
     const double a = matrix[0], b = matrix[1], c = matrix[2];
     const double d = matrix[3], e = matrix[4], f = matrix[5];
-    for (int y = block.team; y < size; y += block.teams)
+    for (int y = block.team; y < size; y += block.teams) {
+      // A row that comes from one row, as it is. Next to a whole place, rounding would decide.
+      const double shift = b * y + c, whole = floor(shift);
+      if (a == 1 && d == 0 && shift - whole > 1e-9 && shift - whole < 1 - 1e-9) {
+        move_row(other + y * row, e * y + f, whole);
+        continue;
+      }
       for (int x = SOME * block.lane; x < size; x += SOME * block.lanes) {
         int from[SOME];
         for (int i = 0; i < SOME; ++i) {
@@ -263,7 +269,19 @@ class Operations {
         const int there = size - x < SOME ? size - x : SOME;
         move_pixels(other + y * row + 3 * x, here, from, there, FILL);
       }
+    }
     turn_over();
+  }
+
+  // From row v, by so many pixels; both may be anything.
+  FASTAUG_METHOD void move_row(byte* __restrict to, double v, double pixels) {
+    const bool is_there = v >= 0 && v < size && pixels > -size && pixels < size;
+    const int shift = is_there ? 3 * (int)pixels : row;
+    const byte* __restrict from = here + (is_there ? (int)v * row + shift : 0);
+    const int first = shift < 0 ? -shift : 0, end = shift > 0 ? row - shift : row;
+    for (int i = block.lane; i < first; i += block.lanes) to[i] = FILL;
+    for (int i = first + block.lane; i < end; i += block.lanes) to[i] = from[i];
+    for (int i = end + block.lane; i < row; i += block.lanes) to[i] = FILL;
   }
 
   FASTAUG_METHOD void turn_over() {

@@ -128,12 +128,12 @@ class Decoder:
     def _check_sizes(self, indices: np.ndarray, shapes: list[tuple[int, ...]]) -> None:
         assert self._images.manifest is not None
         expected = self._images.manifest.sizes[indices] + self._margin
-        for index, shape, size in zip(indices, shapes, expected, strict=True):
-            if shape[:2] != tuple(size):
-                raise DataError(
-                    f"{self._images.where(int(index))}: the file has changed, it is of another "
-                    "size than when the run began; --resume looks at it again"
-                )
+        changed = (np.array([shape[:2] for shape in shapes]) != expected).any(axis=1)
+        if changed.any():
+            raise DataError(
+                f"{self._images.where(int(indices[changed.argmax()]))}: the file has changed, it "
+                "is of another size than when the run began; --resume looks at it again"
+            )
 
     def _warm_up(self) -> None:
         """When first scheduled, a pipeline starts as many runs as its queue is deep.
