@@ -18,6 +18,10 @@ constexpr float LEVEL_TIE = 0.003f;
 
 FASTAUG_FUNCTION float multiply_add(float a, float b, float c) { return fmaf(a, b, c); }
 FASTAUG_FUNCTION float load_levels(const byte* from, int) { return (float)*from; }
+// The level at a place.
+FASTAUG_FUNCTION float take_levels(const byte* from, int, const int* place) {
+  return (float)from[*place];
+}
 // Cut to whole levels.
 FASTAUG_FUNCTION void store_levels(byte* to, int, float x) {
   *to = (byte)fminf(fmaxf(x, 0.f) + LEVEL_TIE, 255.f);
@@ -124,6 +128,22 @@ FASTAUG_FUNCTION floats load_levels(const byte* from, int there) {
   return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32((__m128i)stored));
 #else
   return __builtin_convertvector(__builtin_convertvector(stored, ints), floats);
+#endif
+}
+
+// Levels at LANES places, below 64; `there` of them are in the row.
+FASTAUG_FUNCTION floats take_levels(const byte* from, int there, const int* places) {
+#ifdef __AVX512VBMI__
+  const __mmask64 in_row = there < 64 ? (1ull << there) - 1 : ~0ull;
+  const __m512i levels = _mm512_maskz_loadu_epi8(in_row, from);
+  // One byte of each place, the other three become 0: a level as an integer.
+  const __mmask64 every_fourth = 0x1111111111111111ull;
+  return _mm512_cvtepi32_ps(
+      _mm512_maskz_permutexvar_epi8(every_fourth, _mm512_loadu_si512(places), levels));
+#else
+  ints levels;
+  for (int i = 0; i < LANES; ++i) levels[i] = from[places[i]];
+  return __builtin_convertvector(levels, floats);
 #endif
 }
 

@@ -125,13 +125,8 @@ class ViewProgram {
     const byte* const pixels = box ? box : view.pixels + corner;
     const long long row_bytes = box ? 3LL * view.box_width : view.row_bytes;
     block.sync();
-    for (int top = 0; top < form.size; top += strip_rows) {
-      const int end = top + strip_rows < form.size ? top + strip_rows : form.size;
-      sum_rows(pixels, row_bytes, top, end);
-      block.sync();
-      sum_columns(top, end, out);
-      block.sync();
-    }
+    if (x.source == x.size && y.source == y.size) copy_pixels(pixels, row_bytes, out);
+    else resample(pixels, row_bytes, out);
     if (form.layers) apply_operations(out);
     all_written_out();
   }
@@ -208,6 +203,32 @@ class ViewProgram {
     }
   }
 
+  // A box of the view's own size: written out, or kept for the operations.
+  FASTAUG_METHOD void copy_pixels(const byte* pixels, long long row_bytes, T* out) {
+    const int width = 3 * form.size, there = 3 * (folded ? view.width : view.box_width);
+    for (int i = block.team; i < form.size; i += block.teams) {
+      const byte* const from = pixels + integers(at.firsts)[i] * row_bytes;
+      for (int j = LANES * block.lane; j < width; j += LANES * block.lanes) {
+        const int base = LANES > 1 ? integers(at.bases)[j / LANES] : 0;
+        const V levels = take_levels(from + base, there - base, integers(at.places) + j);
+        const long long to = (long long)i * width + j;
+        if (form.layers) store_levels(first + to, width - j, levels);
+        else write(out + to, j, levels);
+      }
+    }
+    block.sync();
+  }
+
+  FASTAUG_METHOD void resample(const byte* pixels, long long row_bytes, T* out) {
+    for (int top = 0; top < form.size; top += strip_rows) {
+      const int end = top + strip_rows < form.size ? top + strip_rows : form.size;
+      sum_rows(pixels, row_bytes, top, end);
+      block.sync();
+      sum_columns(top, end, out);
+      block.sync();
+    }
+  }
+
   // Rows of the box to rows of the view, as wide as the box.
   FASTAUG_METHOD void sum_rows(const byte* pixels, long long row_bytes, int top, int end) {
     // A CPU adds up a few taps that are known in number in half the time.
@@ -224,7 +245,7 @@ class ViewProgram {
   // TAPS: y.taps, or 0 for any number.
   template <int TAPS>
   FASTAUG_METHOD void sum_rows(const byte* pixels, long long row_bytes, int top, int end) {
-    const int width = 3 * (folded ? view.width : view.box_width), taps = TAPS ? TAPS : y.taps;
+    const int width = 3 * view.box_width, taps = TAPS ? TAPS : y.taps;
     const Share share(block, strip_rows);
     for (int i = top + share.row; i < end; i += share.rows) {
       const byte* const from = pixels + integers(at.firsts)[i] * row_bytes;
