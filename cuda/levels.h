@@ -103,8 +103,9 @@ FASTAUG_FUNCTION void move_pixels(byte* __restrict to, const byte* __restrict vi
     // Four bytes each, which reads one beyond the last pixel of the view.
     const __m512i found = _mm512_mask_i32gather_epi32(filled, is_inside, at, view, 1);
     alignas(64) static constexpr byte THREE_OF_FOUR[64] = {
-        0,  1,  2,  4,  5,  6,  8,  9,  10, 12, 13, 14, 16, 17, 18, 20, 21, 22, 24, 25, 26, 28, 29, 30,
-        32, 33, 34, 36, 37, 38, 40, 41, 42, 44, 45, 46, 48, 49, 50, 52, 53, 54, 56, 57, 58, 60, 61, 62};
+        0,  1,  2,  4,  5,  6,  8,  9,  10, 12, 13, 14, 16, 17, 18, 20, 21, 22, 24, 25, 26, 28,
+        29, 30, 32, 33, 34, 36, 37, 38, 40, 41, 42, 44, 45, 46, 48, 49, 50, 52, 53, 54, 56, 57,
+        58, 60, 61, 62};
     const __m512i packed =
         _mm512_permutexvar_epi8(_mm512_load_si512((const __m512i*)THREE_OF_FOUR), found);
     _mm256_storeu_si256((__m256i*)to, _mm512_castsi512_si256(packed));

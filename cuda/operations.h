@@ -221,7 +221,9 @@ class Operations {
     block.sync();
   }
 
-  FASTAUG_METHOD int inside(double edge) const { return edge > 0 ? edge < size ? (int)edge : size : 0; }
+  FASTAUG_METHOD int inside(double edge) const {
+    return edge > 0 ? edge < size ? (int)edge : size : 0;
+  }
 
   // Smoothed with 1 1 1, 1 5 1, 1 1 1, then away from that; outermost pixels stay.
   FASTAUG_METHOD void sharpen(float factor) {

@@ -28,11 +28,11 @@ struct Form {
 
 FASTAUG_FUNCTION int rounded_up(int n, int unit) { return (n + unit - 1) / unit * unit; }
 
-// Where things are in the scratch memory of a block, in 4-byte numbers. fastaug/views/cuda.py
+// Where things are in the scratch memory of a block, in 4-byte numbers. fastaug/views/launch.py
 // computes the same size.
 struct Layout {
   int elements;  // of a row of the view, in whole vectors
-  int row;       // of a row of the box, with room for what take() reads beyond it
+  int row;       // of a row of the box, with room for what Taken reads beyond it
   int places, bases, across, means, factors, firsts, down, strip, size;
 
   FASTAUG_METHOD Layout(int side, int lanes, const Side& x, const Side& y, int strip_rows) {
@@ -113,9 +113,10 @@ class ViewProgram {
   // scratch: Layout::size numbers, aligned to a vector; first, second, box: as Room says.
   FASTAUG_METHOD ViewProgram(Block& block, const View& view, const Layer* layers, const Form& form,
                              float* scratch, byte* first, byte* second, byte* box, int strip_rows)
-      : block(block), view(view), layers(layers), form(form), x(view.box_width, form.size, form.filter),
-        y(view.box_height, form.size, form.filter), at(form.size, LANES, x, y, strip_rows),
-        strip_rows(strip_rows), scratch(scratch), first(first), second(second), box(box), folded(is_folded(view, form)) {}
+      : block(block), view(view), layers(layers), form(form),
+        x(view.box_width, form.size, form.filter), y(view.box_height, form.size, form.filter),
+        at(form.size, LANES, x, y, strip_rows), strip_rows(strip_rows), scratch(scratch),
+        first(first), second(second), box(box), folded(is_folded(view, form)) {}
 
   // out: [size, size, 3]
   FASTAUG_METHOD void run(T* out) {

@@ -368,6 +368,27 @@ def test_what_it_refuses(case: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "box",
+    [
+        (0, 0, 20_000, 20_000),
+        (0, 0, 1, 2_000_000),
+        (2**31 - 1, 0, 10, 10),
+        (0, -(2**31), 10, 10),
+    ],
+)
+def test_a_box_that_is_too_large_or_far_away_is_refused(box: tuple[int, ...]) -> None:
+    boxes = PLANS.boxes.copy()
+    boxes[1, 0] = box
+    with pytest.raises(FastaugError, match=f"got one of {box[3]} x {box[2]} at {box[1]}, {box[0]}"):
+        fastaug.make_views(IMAGES, replace(PLANS, boxes=boxes))
+
+
+def test_no_threads_at_all_are_refused() -> None:
+    with pytest.raises(FastaugError, match="threads must be at least 1, got 0"):
+        fastaug.make_views(IMAGES, PLANS, threads=0)
+
+
 @pytest.mark.parametrize("side", [2, 3])
 @pytest.mark.parametrize("length", [0, -3])
 def test_a_box_without_pixels_is_refused(side: int, length: int) -> None:

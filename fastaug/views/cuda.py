@@ -51,7 +51,7 @@ class StartedViews:
             # The memory is the other stream's: it must not take it back while this one reads it.
             self._views.record_stream(current)
         self._let_go()
-        return self._views.permute(0, 1, 4, 2, 3)
+        return self._views
 
 
 class CudaViews:
@@ -90,13 +90,12 @@ class CudaViews:
         size, (images, per_image, count) = plans.size, plans.operations.shape
         shape = (images, per_image, size, size, 3)
         if not len(views):
-            none = torch.empty(shape, dtype=form.dtype, device=self._device)
-            return StartedViews(none, None, self._let_go)
+            return StartedViews(self._empty(shape, form.dtype), None, self._let_go)
         gpu, needs = self._gpu, needs_of(views, layers, form, size)
         plan = plan_launch(needs, len(views), size, gpu.shared_limit, gpu.processors)
         with self._beside():
             uploaded = self._uploaded(np.concatenate([_bytes(views), _bytes(layers)]))
-            out = torch.empty(shape, dtype=form.dtype, device=self._device)
+            out = self._empty(shape, form.dtype)
             scratch = torch.empty(plan.scratch_bytes, dtype=torch.uint8, device=self._device)
             arguments = (
                 *(uploaded, uploaded[views.nbytes :], len(views), out, scratch),
@@ -107,6 +106,10 @@ class CudaViews:
             done = self._stream.record_event()
         self._in_use.append((done, kept))
         return StartedViews(out, done, self._let_go)
+
+    def _empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        # Permuted at once: torch cannot end a process in which a tensor and a view of it are kept.
+        return torch.empty(shape, dtype=dtype, device=self._device).permute(0, 1, 4, 2, 3)
 
     @cached_property
     def _gpu(self) -> Device:

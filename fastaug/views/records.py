@@ -76,14 +76,14 @@ def encode_views(pictures: Pictures, plans: ViewPlans) -> np.ndarray:
 
 
 def _check_boxes(boxes: np.ndarray) -> None:
-    height, width = boxes[..., 2].astype(np.int64), boxes[..., 3].astype(np.int64)
-    least, most = np.minimum(height, width), np.maximum(height, width)
-    wrong = (least < 1) | (most > LONGEST_SIDE) | (height * width > MAX_PIXELS)
+    corners, sides = np.abs(boxes[..., :2].astype(np.int64)), boxes[..., 2:].astype(np.int64)
+    wrong = (sides < 1).any(-1) | (sides > LONGEST_SIDE).any(-1) | (sides.prod(-1) > MAX_PIXELS)
+    wrong |= (corners > LONGEST_SIDE).any(-1)
     if wrong.any():
-        place = wrong.argmax()
+        top, left, height, width = boxes.reshape(-1, 4)[wrong.argmax()]
         raise DataError(
-            f"a view's box has sides of 1 to {LONGEST_SIDE:,} pixels, and {MAX_PIXELS:,} in all; "
-            f"got one of {width.flat[place]} x {height.flat[place]}"
+            f"a view's box has sides of 1 to {LONGEST_SIDE:,} pixels, {MAX_PIXELS:,} in all, and "
+            f"begins as near; got one of {width} x {height} at {left}, {top}"
         )
 
 
