@@ -50,7 +50,7 @@ class Decoder:
         self._gpu: int | None = pipeline["device_id"]
         self._decoder = decode_pipeline(config, padded=padded, batch_size=per_batch, **pipeline)
         self._readers = ThreadPoolExecutor(READERS, "fastaug-reader")
-        self._warm_up()
+        self._warm_up(pipeline["prefetch_queue_depth"])
 
     def run(self, batches: Iterable[Planned]) -> Iterator[tuple[Planned, Any]]:
         """Each batch with its images, a TensorList of DALI."""
@@ -135,17 +135,17 @@ class Decoder:
                 "is of another size than when the run began; --resume looks at it again"
             )
 
-    def _warm_up(self) -> None:
+    def _warm_up(self, depth: int) -> None:
         """When first scheduled, a pipeline starts as many runs as its queue is deep.
 
         They are spent on a blank image here, so that from now on each schedule is one run.
         """
         size = self._config.size
         blank = np.frombuffer(_ppm(np.zeros((size, size, 3), np.uint8)), np.uint8)
-        for _ in range(self._config.prefetch):
+        for _ in range(depth):
             self._decoder.feed_input("encoded", [blank])
         self._decoder.schedule_run()
-        for _ in range(self._config.prefetch):
+        for _ in range(depth):
             self._decoder.outputs()
 
 

@@ -70,7 +70,8 @@ class Stages:
             "device": "gpu" if device.type == "cuda" else "cpu",
             "num_threads": max(1, worker_count(config.workers)),
             "device_id": _gpu_number(device),
-            "prefetch_queue_depth": config.prefetch,
+            # One more than is started ahead: to start another one would wait for the oldest.
+            "prefetch_queue_depth": config.prefetch + 1,
         }
         engine = choose_engine(config, device)
         self._viewer: FusedViews | OperatorViews

@@ -41,7 +41,7 @@ class OperatorViews:
             self._viewer = view_pipeline(
                 config, decoded_on=decoded_on, batch_size=per_batch * config.views, **pipeline
             )
-        self._warm_up(decoded_on)
+        self._warm_up(decoded_on, pipeline["prefetch_queue_depth"])
 
     def start(self, work: tuple[Planned, Any]) -> tuple[Planned, Any]:
         """The images: B decoded ones, of DALI; or None for those in memory."""
@@ -87,15 +87,15 @@ class OperatorViews:
         self._viewer.feed_input("images", samples)
         return samples
 
-    def _warm_up(self, decoded_on: str) -> None:
+    def _warm_up(self, decoded_on: str, depth: int) -> None:
         """As the decoder's: the first schedule starts as many runs as the queue is deep."""
-        runs, size = range(self._config.prefetch), self._config.size
+        size = self._config.size
         blank: Any = self._reflected(np.zeros((1, size, size, 3), np.uint8))
         if decoded_on == "gpu":
             blank = [torch.from_numpy(blank[0]).to(self._device)]
         where = np.zeros(1, np.int64), np.array([[size, size]])
         plans = draw_plans(self._config, 0, TRAIN_VIEWS, *where)
-        samples = [self._feed(plans, blank) for _ in runs]
+        samples = [self._feed(plans, blank) for _ in range(depth)]
         self._viewer.schedule_run()
         for _ in samples:
             self._viewer.outputs()
