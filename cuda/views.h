@@ -252,6 +252,10 @@ class ViewProgram {
       const byte* const from = pixels + integers(at.firsts)[i] * row_bytes;
       const float* const weights = scratch + at.down + i * y.taps;
       float* const to = scratch + at.strip + (i - top) * at.row;
+      // Caches see what follows in a row, but not what follows a row.
+      const int later = i + 3 < form.size ? i + 3 : form.size - 1;
+      const byte* const soon = pixels + (integers(at.firsts)[later] + taps - 1) * row_bytes;
+      for (int j = 0; j < width; j += 64) block.will_read(soon + j);
       const auto sum_some = [&](int j, int there) {
         const byte* level = from + j;
         V sum = load_levels(level, there) * weights[0];

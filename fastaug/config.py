@@ -58,8 +58,8 @@ class TrainConfig:
     interpolation: Literal["bicubic", "bilinear"] = "bicubic"
     """How crops are resized to the view; the default is the paper's."""
     antialias: bool = False
-    """Shrinking widens the filter of --interpolation, so that every pixel of the crop counts, as
-    Pillow does; the default is the paper's."""
+    """Shrinking widens the filter of --interpolation, so that every pixel of the crop counts, as in
+    Pillow (but for a view's outermost pixels); the default is the paper's."""
     randaugment_policy: Literal["nfnet", "dali"] = "nfnet"
     """nfnet: the paper's 16 operations; dali: DALI's own 14, magnitude 0 to 30 (dali loader)."""
     randaugment_layers: int = 4

@@ -247,7 +247,7 @@ class TestChoice:
     @pytest.fixture(autouse=True)
     def anew(self, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(engine, "_reports", {})
-        engine._say.cache_clear()
+        monkeypatch.setattr(engine, "_said", [])
 
     def config(self, **changes: object) -> TrainConfig:
         return TrainConfig(**{"loader": "dali"} | changes)  # type: ignore[arg-type]
@@ -261,8 +261,28 @@ class TestChoice:
         assert isinstance(chosen, native.NativeViews)
         assert caplog.messages.count("views engine: fused (native)") == 1
 
-    def test_dali_means_its_operators(self) -> None:
-        assert engine.choose_engine(self.config(views_engine="dali"), torch.device("cpu")) is None
+    def test_dali_means_its_operators(self, caplog: pytest.LogCaptureFixture) -> None:
+        with caplog.at_level(logging.INFO, "fastaug"):
+            config = self.config(views_engine="dali")
+            assert engine.choose_engine(config, torch.device("cpu")) is None
+        assert caplog.messages == ["views engine: dali"]
+
+    def test_an_evaluation_s_other_choice_is_not_said(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        config = self.config(augment="randaugment", randaugment_policy="dali")
+        with caplog.at_level(logging.INFO, "fastaug"):
+            engine.choose_engine(config, torch.device("cpu"))
+            engine.choose_engine(replace(config, augment="none"), torch.device("cpu"))
+        assert [text for text in caplog.messages if "engine" in text] == [
+            "views engine: dali (its own RandAugment policy)"
+        ]
+
+    def test_another_device(self) -> None:
+        images = [torch.zeros(9, 9, 3, dtype=torch.uint8)]
+        plan = fastaug.plan_views(images, views=2, size=8)
+        with pytest.raises(KernelUnavailable, match="made on cpu and cuda, not on meta"):
+            fastaug.make_views([image.to("meta") for image in images], plan)
 
     def test_dali_s_own_policy_is_for_its_operators(self, caplog: pytest.LogCaptureFixture) -> None:
         config = self.config(augment="randaugment", randaugment_policy="dali")
@@ -277,7 +297,7 @@ class TestChoice:
         with caplog.at_level(logging.INFO, "fastaug"):
             assert engine.choose_engine(self.config(), torch.device("cpu")) is None
         assert "views engine: dali (fused views on cpu: needs a C++ compiler" in caplog.text
-        with pytest.raises(KernelUnavailable, match="fused views on cpu: needs a C"):
+        with pytest.raises(KernelUnavailable, match="; use --views-engine dali, or auto"):
             engine.choose_engine(self.config(views_engine="fused"), torch.device("cpu"))
 
     def test_one_that_is_refused(

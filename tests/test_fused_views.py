@@ -32,7 +32,6 @@ import fastaug
 from fastaug.config import TrainConfig
 from fastaug.data.plan import ViewPlans, draw_plans
 from fastaug.data.stream import TRAIN_VIEWS
-from fastaug.errors import FastaugError
 
 MODES = [(name, antialias) for name in INTERPOLATIONS for antialias in (False, True)]
 LEVELS = 3e-4
@@ -337,69 +336,6 @@ def test_strides(layers: bool) -> None:
         dense = [image.contiguous().clone() for image in own]
         same = expected if name != "one channel thrice" else fastaug.make_views(dense, plans)
         torch.testing.assert_close(made, same, rtol=0, atol=0, msg=name)
-
-
-# --- what it refuses ---
-
-
-IMAGES, PLANS = batch(2)
-REFUSED: dict[str, tuple[list[Tensor], dict]] = {
-    "float images": ([image.float() for image in IMAGES], {}),
-    "planar images": ([image.permute(2, 0, 1) for image in IMAGES], {}),
-    "grey images": ([image[..., 0] for image in IMAGES], {}),
-    "four channels": ([image.repeat(1, 1, 2)[..., :4] for image in IMAGES], {}),
-    "no pixels": ([image[:0] for image in IMAGES], {}),
-    "fewer images than plans": (IMAGES[:4], {}),
-    "more images than plans": ([*IMAGES, IMAGES[0]], {}),
-    "no images": ([], {}),
-    "an unknown interpolation": (IMAGES, {"interpolation": "nearest"}),
-    "an unknown border": (IMAGES, {"border": "wrap"}),
-    "an unknown normalisation": (IMAGES, {"normalise": "mnist"}),
-    "a dtype of no kernel": (IMAGES, {"dtype": torch.float64}),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_it_refuses(case: str) -> None:
-    images, options = REFUSED[case]
-    with pytest.raises((FastaugError, ValueError)) as caught:
-        fastaug.make_views(images, PLANS, **options)
-    assert str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "box",
-    [
-        (0, 0, 20_000, 20_000),
-        (0, 0, 1, 2_000_000),
-        (2**31 - 1, 0, 10, 10),
-        (0, -(2**31), 10, 10),
-    ],
-)
-def test_a_box_that_is_too_large_or_far_away_is_refused(box: tuple[int, ...]) -> None:
-    boxes = PLANS.boxes.copy()
-    boxes[1, 0] = box
-    with pytest.raises(FastaugError, match=f"got one of {box[3]} x {box[2]} at {box[1]}, {box[0]}"):
-        fastaug.make_views(IMAGES, replace(PLANS, boxes=boxes))
-
-
-def test_no_threads_at_all_are_refused() -> None:
-    with pytest.raises(FastaugError, match="threads must be at least 1, got 0"):
-        fastaug.make_views(IMAGES, PLANS, threads=0)
-
-
-@pytest.mark.parametrize("side", [2, 3])
-@pytest.mark.parametrize("length", [0, -3])
-def test_a_box_without_pixels_is_refused(side: int, length: int) -> None:
-    boxes = PLANS.boxes.copy()
-    boxes[3, 1, side] = length
-    with pytest.raises((FastaugError, ValueError), match=str(length)) as caught:
-        fastaug.make_views(IMAGES, replace(PLANS, boxes=boxes))
-    assert "\n" not in str(caught.value)
-
-
-# --- real photographs ---
 
 
 @pytest.mark.skipif("FASTAUG_PHOTOS" not in os.environ, reason="FASTAUG_PHOTOS names no folder")

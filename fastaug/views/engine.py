@@ -16,18 +16,19 @@ from fastaug.config import TrainConfig
 from fastaug.data.cores import core_count
 from fastaug.data.plan import ViewPlans, draw_plans
 from fastaug.data.stream import TRAIN_VIEWS
-from fastaug.errors import ConfigError, KernelUnavailable
+from fastaug.errors import ConfigError, DataError, KernelUnavailable
 from fastaug.kernels.admission import KernelReport
 from fastaug.views.admission import is_admitted
 from fastaug.views.form import Border, Interpolation, Normalisation, ViewForm
 from fastaug.views.native import NativeViews
-from fastaug.views.records import Pictures, check_images, pictures_of
+from fastaug.views.records import Pictures, check_images, check_plan, pictures_of
 
 log = logging.getLogger("fastaug")
 
 # Numbers of views, about 100 us of work: for less, waking another thread takes longer.
 _PER_THREAD = 2**18
 _reports: dict[tuple[str, torch.device], KernelReport] = {}
+_said: list[str] = []
 
 
 class StartedViews(Protocol):
@@ -66,6 +67,8 @@ def fused_engine(device: torch.device) -> ViewEngine:
 @cache
 def engine_of(device: torch.device) -> ViewEngine:
     """Not yet admitted, and perhaps not able to run."""
+    if device.type not in ("cpu", "cuda"):
+        raise KernelUnavailable(f"fused views are made on cpu and cuda, not on {device.type}")
     if device.type == "cuda":
         from fastaug.views.cuda import CudaViews
 
@@ -74,10 +77,9 @@ def engine_of(device: torch.device) -> ViewEngine:
 
 
 def choose_engine(config: TrainConfig, device: torch.device) -> ViewEngine | None:
-    """What --views-engine means here; None: DALI's operators. "auto" says what it took."""
-    if config.views_engine == "fused":
-        return fused_engine(device)
+    """What --views-engine means here, which is said; None: DALI's operators."""
     if config.views_engine == "dali":
+        _say("views engine: dali")
         return None
     if config.augment == "randaugment" and config.randaugment_policy == "dali":
         _say("views engine: dali (its own RandAugment policy)")
@@ -85,29 +87,45 @@ def choose_engine(config: TrainConfig, device: torch.device) -> ViewEngine | Non
     try:
         engine = fused_engine(device)
     except KernelUnavailable as error:
+        if config.views_engine == "fused":
+            raise KernelUnavailable(f"{error}; use --views-engine dali, or auto") from error
         _say(f"views engine: dali ({error})", logging.WARNING)
         return None
     _say(f"views engine: fused ({engine.name})")
     return engine
 
 
-@cache
 def _say(text: str, level: int = logging.INFO) -> None:
-    """Once."""
-    log.log(level, text)
+    """The first choice of a process: that of its training. An evaluation may take another one."""
+    if not _said:
+        log.log(level, text)
+    _said.append(text)
 
 
 def plan_views(
-    images: Sequence[Tensor], *, views: int, size: int, epoch: int = 0, **options: Any
+    images: Sequence[Tensor],
+    *,
+    views: int,
+    size: int,
+    indices: Sequence[int] | None = None,
+    epoch: int = 0,
+    **options: Any,
 ) -> ViewPlans:
-    """Draw the plans of K random views of each image.
+    """Draw the plans of K random views of each image, which follow from (seed, epoch, index, view).
 
-    options: what TrainConfig has for views: augment, crop, crop_area, crop_sampling, seed,
-    randaugment_layers, randaugment_magnitude. Image i is number i: the same plans each time.
+    indices: the images' numbers in the data set; default: their places in the list, so that two
+    batches get the same plans. options: what TrainConfig has for views: augment, crop, crop_area,
+    crop_sampling, seed, randaugment_layers, randaugment_magnitude.
     """
+    check_images(images)
     config = TrainConfig(views=views, batch_size=views, size=size, **options)
+    numbers = np.arange(len(images)) if indices is None else np.asarray(indices, np.int64)
+    if numbers.shape != (len(images),) or numbers.min() < 0 or numbers.max() >= 2**32:
+        raise DataError(
+            f"indices must be {len(images)} numbers from 0 to 2**32 - 1, one for each image"
+        )
     sizes = np.array([image.shape[:2] for image in images], np.int32).reshape(-1, 2)
-    return draw_plans(config, epoch, TRAIN_VIEWS, np.arange(len(images)), sizes)
+    return draw_plans(config, epoch, TRAIN_VIEWS, numbers, sizes)
 
 
 def make_views(
@@ -126,7 +144,8 @@ def make_views(
     Stored B, K, S, S, 3, so that views.flatten(0, 1) is a channels-last batch. threads: of a CPU;
     default: all cores.
     """
-    device = check_images(images, plan)
+    check_images(images)
+    device = check_plan(images, plan)
     form = ViewForm(interpolation, antialias, border, normalise, dtype)
     pictures, kept = pictures_of(images)
     if threads is not None and threads < 1:

@@ -27,7 +27,8 @@ _AS_THEY_ARE = ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 class ViewForm:
     interpolation: Interpolation = "bicubic"
     antialias: bool = False
-    """Shrinking widens the filter, as in Pillow."""
+    """Shrinking widens the filter, as in Pillow; which leaves out what lies beyond the crop, where
+    here its edge is repeated."""
     border: Border = "reflect"
     """What lies beyond the image where a box reaches beyond it. reflect: the image mirrored without
     its edge pixel; mirror: with it; edge: the edge pixel repeated; fill: 128."""

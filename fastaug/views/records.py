@@ -23,6 +23,8 @@ LAYER = np.dtype([("numbers", "f8", (6,)), ("operation", "i4"), ("unused", "i4")
 
 LONGEST_SIDE = 2**20
 """Of a box: what the kernel counts with 32 bits."""
+LONGEST_VIEW = 2**14
+"""Of a view, likewise."""
 
 # `Operation` of operations.h, in its order.
 _KERNEL_NAMES = (
@@ -113,16 +115,27 @@ def encode_layers(plans: ViewPlans) -> np.ndarray:
     return layers
 
 
-def check_images(images: Sequence[Tensor], plans: ViewPlans) -> torch.device:
-    """What make_views takes; the device that all images are on."""
+def check_images(images: Sequence[Tensor]) -> None:
+    """What plan_views and make_views take."""
+    if isinstance(images, Tensor) or not len(images):
+        given = f"one tensor {list(images.shape)}" if isinstance(images, Tensor) else "none"
+        raise DataError(f"images must be a list of uint8 tensors [H, W, 3], got {given}")
     for place, image in enumerate(images):
         if not isinstance(image, Tensor) or image.dtype != torch.uint8 or image.ndim != 3:
             raise DataError(f"image {place} must be a uint8 tensor [H, W, 3], got {_form(image)}")
         if image.shape[2] != 3 or not image.numel():
             hint = "; permute(1, 2, 0) makes it one" if image.shape[0] == 3 else ""
             raise DataError(f"image {place} must be [H, W, 3], got {list(image.shape)}{hint}")
-    if len(images) != len(plans.boxes):
-        raise DataError(f"the plan is for {len(plans.boxes)} images, got {len(images)}")
+
+
+def check_plan(images: Sequence[Tensor], plan: ViewPlans) -> torch.device:
+    """That a plan is for these images; the device that all of them are on."""
+    if not isinstance(plan, ViewPlans):
+        raise DataError(f"the plan must be of fastaug.plan_views, got {type(plan).__name__}")
+    if not (isinstance(plan.size, int) and 1 <= plan.size <= LONGEST_VIEW):
+        raise DataError(f"a plan's size must be 1 to {LONGEST_VIEW:,} pixels, got {plan.size}")
+    if len(images) != len(plan.boxes):
+        raise DataError(f"the plan is for {len(plan.boxes)} images, got {len(images)}")
     devices = {image.device for image in images}
     if len(devices) != 1:
         raise DataError(f"images must be on one device, got {sorted(map(str, devices))}")

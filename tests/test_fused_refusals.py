@@ -1,0 +1,112 @@
+"""What plan_views and make_views refuse, each with one line; and whose plans are drawn."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import fastaug
+from fastaug.errors import FastaugError
+
+SIZES = ((40, 30), (9, 50), (20, 20), (33, 64), (12, 7))
+IMAGES = [
+    torch.full((*size, 3), 40 * number, dtype=torch.uint8) for number, size in enumerate(SIZES)
+]
+PLANS = fastaug.plan_views(IMAGES, views=2, size=16)
+REFUSED: dict[str, tuple[list[Tensor], dict]] = {
+    "float images": ([image.float() for image in IMAGES], {}),
+    "planar images": ([image.permute(2, 0, 1) for image in IMAGES], {}),
+    "grey images": ([image[..., 0] for image in IMAGES], {}),
+    "four channels": ([image.repeat(1, 1, 2)[..., :4] for image in IMAGES], {}),
+    "no pixels": ([image[:0] for image in IMAGES], {}),
+    "fewer images than plans": (IMAGES[:4], {}),
+    "more images than plans": ([*IMAGES, IMAGES[0]], {}),
+    "no images": ([], {}),
+    "an unknown interpolation": (IMAGES, {"interpolation": "nearest"}),
+    "an unknown border": (IMAGES, {"border": "wrap"}),
+    "an unknown normalisation": (IMAGES, {"normalise": "mnist"}),
+    "a dtype of no kernel": (IMAGES, {"dtype": torch.float64}),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_it_refuses(case: str) -> None:
+    images, options = REFUSED[case]
+    with pytest.raises((FastaugError, ValueError)) as caught:
+        fastaug.make_views(images, PLANS, **options)
+    assert str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "box",
+    [
+        (0, 0, 20_000, 20_000),
+        (0, 0, 1, 2_000_000),
+        (2**31 - 1, 0, 10, 10),
+        (0, -(2**31), 10, 10),
+    ],
+)
+def test_a_box_that_is_too_large_or_far_away_is_refused(box: tuple[int, ...]) -> None:
+    boxes = PLANS.boxes.copy()
+    boxes[1, 0] = box
+    with pytest.raises(FastaugError, match=f"got one of {box[3]} x {box[2]} at {box[1]}, {box[0]}"):
+        fastaug.make_views(IMAGES, replace(PLANS, boxes=boxes))
+
+
+@pytest.mark.parametrize("size", [0, -1, 32.5, 10**6])
+def test_a_plan_of_no_size_is_refused(size: int) -> None:
+    with pytest.raises(FastaugError, match=f"size must be 1 to 16,384 pixels, got {size}"):
+        fastaug.make_views(IMAGES, replace(PLANS, size=size))
+
+
+def test_something_else_than_a_plan_is_refused() -> None:
+    with pytest.raises(FastaugError, match=r"of fastaug\.plan_views, got dict"):
+        fastaug.make_views(IMAGES, {})
+
+
+def test_plans_follow_from_the_images_numbers() -> None:
+    options: dict = {"views": 3, "size": 16, "augment": "randaugment"}
+    all_of_them = fastaug.plan_views(IMAGES, **options)
+    later = fastaug.plan_views(IMAGES[2:], indices=range(2, len(IMAGES)), **options)
+    np.testing.assert_array_equal(later.boxes, all_of_them.boxes[2:])
+    np.testing.assert_array_equal(later.arguments, all_of_them.arguments[2:])
+    for wrong in ([0], range(-1, len(IMAGES) - 1), [2**32] * len(IMAGES)):
+        with pytest.raises(FastaugError, match=f"indices must be {len(IMAGES)} numbers"):
+            fastaug.plan_views(IMAGES, indices=wrong, **options)
+
+
+@pytest.mark.parametrize(
+    ("images", "reason"),
+    [
+        (IMAGES[0], r"a list of uint8 tensors \[H, W, 3\], got one tensor"),
+        ([], "got none"),
+        ([IMAGES[0].permute(2, 0, 1)], r"permute\(1, 2, 0\) makes it one"),
+        ([IMAGES[0].float()], "got torch.float32"),
+    ],
+)
+def test_no_plans_for_what_are_no_images(images: list, reason: str) -> None:
+    with pytest.raises(FastaugError, match=reason):
+        fastaug.plan_views(images, views=2, size=16)
+
+
+def test_no_threads_at_all_are_refused() -> None:
+    with pytest.raises(FastaugError, match="threads must be at least 1, got 0"):
+        fastaug.make_views(IMAGES, PLANS, threads=0)
+
+
+@pytest.mark.parametrize("side", [2, 3])
+@pytest.mark.parametrize("length", [0, -3])
+def test_a_box_without_pixels_is_refused(side: int, length: int) -> None:
+    boxes = PLANS.boxes.copy()
+    boxes[3, 1, side] = length
+    with pytest.raises((FastaugError, ValueError), match=str(length)) as caught:
+        fastaug.make_views(IMAGES, replace(PLANS, boxes=boxes))
+    assert "\n" not in str(caught.value)
+
+
+# --- real photographs ---
