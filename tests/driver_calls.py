@@ -290,7 +290,7 @@ def check_views(driver: FakeDriver, current: list[int]) -> None:
             f"launch on {SIDE:x}",
             f"event on {SIDE:x}",
             f"{STREAM:x} waits for the event of {SIDE:x}",
-            f"[1, 3, {size}, {size}, 3] is used on {STREAM:x}",
+            f"[1, 3, 3, {size}, {size}] is used on {STREAM:x}",
         ]
         expected = NativeViews().start(pictures, plans, form, threads=0, kept=kept).finish()
         assert torch.equal(found, expected)
