@@ -7,13 +7,13 @@
 //   into one piece, where running over into the next would not show), with real threads a block if
 //   asked for, so that ThreadSanitizer sees a missing sync().
 // Usage: fuzz_views BATCHES SEED THREADS BLOCK_TEAMS BLOCK_LANES
-#include <pthread.h>
 
 #include <cstdio>
 #include <cstdlib>
 #include <random>
 #include <vector>
 
+#include "threads_of_a_block.h"
 #include "views.cpp"
 
 using namespace fastaug;
@@ -113,19 +113,6 @@ Form random_form() {
 
 // --- the block program, with one thread or several ---
 
-struct Threaded {
-  typedef floats Value;
-  static constexpr int LANES = fastaug::LANES;
-  pthread_barrier_t& barrier;
-  const int thread, threads, team, teams, lane, lanes;
-
-  Threaded(pthread_barrier_t& barrier, int thread, int teams, int lanes)
-      : barrier(barrier), thread(thread), threads(teams * lanes), team(thread / lanes),
-        teams(teams), lane(thread % lanes), lanes(lanes) {}
-  void sync() { pthread_barrier_wait(&barrier); }
-  void add(int* counter, int n) { __atomic_fetch_add(counter, n, __ATOMIC_RELAXED); }
-};
-
 template <class T>
 void by_block(const View& view, const Layer* layers, const Form& form, T* out, int teams,
               int lanes) {
@@ -142,18 +129,11 @@ void by_block(const View& view, const Layer* layers, const Form& form, T* out, i
                             box_data, strip)
       .run(out);
 #else
-  pthread_barrier_t barrier;
-  pthread_barrier_init(&barrier, nullptr, teams * lanes);
-  std::vector<std::thread> threads;
-  for (int i = 0; i < teams * lanes; ++i)
-    threads.emplace_back([&, i] {
-      Threaded block(barrier, i, teams, lanes);
-      ViewProgram<Threaded, T>(block, view, layers, form, scratch.data, first.data, second.data,
-                               box_data, strip)
-          .run(out);
-    });
-  for (std::thread& thread : threads) thread.join();
-  pthread_barrier_destroy(&barrier);
+  run_block(teams, lanes, [&](Threaded& block) {
+    ViewProgram<Threaded, T>(block, view, layers, form, scratch.data, first.data, second.data,
+                             box_data, strip)
+        .run(out);
+  });
 #endif
 }
 
