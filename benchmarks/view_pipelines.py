@@ -110,7 +110,8 @@ def fused(images: ImageSet, config: TrainConfig, threads: int) -> Callable[[int]
     def run(number: int) -> None:
         indices = _indices(number, images)
         decoded = decode(indices) if images.array is None else None
-        batch = Planned(BatchKey(0, TRAIN_VIEWS, indices), _plans(indices, images, config))
+        keys = [BatchKey(0, TRAIN_VIEWS, indices)]
+        batch = Planned(keys, indices, _plans(indices, images, config))
         viewer.finish(viewer.start((batch, decoded)))
 
     return run
