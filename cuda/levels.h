@@ -185,7 +185,7 @@ FASTAUG_FUNCTION void all_written_out() {
 }
 
 // Numbers of a row at LANES places, and three further, and so on. WINDOW: how far they reach. What
-// is loaded in order and permuted is had in a third of the time of a gather.
+// can be loaded in order and permuted need not be gathered, which takes several times as long.
 //   1  all of them, with their successors, are within the next 32 numbers of the row
 //   2  those of one step are     3  they are within 64     0  they are anywhere
 template <int WINDOW>

@@ -232,21 +232,7 @@ class ViewProgram {
 
   // Rows of the box to rows of the view, as wide as the box.
   FASTAUG_METHOD void sum_rows(const byte* pixels, long long row_bytes, int top, int end) {
-    // A CPU adds up a few taps that are known in number in half the time.
-    if (LANES > 1) switch (y.taps) {
-        case 1: return sum_rows<1>(pixels, row_bytes, top, end);
-        case 2: return sum_rows<2>(pixels, row_bytes, top, end);
-        case 3: return sum_rows<3>(pixels, row_bytes, top, end);
-        case 4: return sum_rows<4>(pixels, row_bytes, top, end);
-        case 5: return sum_rows<5>(pixels, row_bytes, top, end);
-      }
-    sum_rows<0>(pixels, row_bytes, top, end);
-  }
-
-  // TAPS: y.taps, or 0 for any number.
-  template <int TAPS>
-  FASTAUG_METHOD void sum_rows(const byte* pixels, long long row_bytes, int top, int end) {
-    const int width = 3 * view.box_width, taps = TAPS ? TAPS : y.taps;
+    const int width = 3 * view.box_width;
     const Share share(block, strip_rows);
     for (int i = top + share.row; i < end; i += share.rows) {
       const byte* const from = pixels + integers(at.firsts)[i] * row_bytes;
@@ -254,13 +240,13 @@ class ViewProgram {
       float* const to = scratch + at.strip + (i - top) * at.row;
       // Caches see what follows in a row, but not what follows a row.
       const int later = i + 3 < form.size ? i + 3 : form.size - 1;
-      const byte* const soon = pixels + (integers(at.firsts)[later] + taps - 1) * row_bytes;
+      const byte* const soon = pixels + (integers(at.firsts)[later] + y.taps - 1) * row_bytes;
       for (int j = 0; j < width; j += 64) block.will_read(soon + j);
       const auto sum_some = [&](int j, int there) {
         const byte* level = from + j;
         V sum = load_levels(level, there) * weights[0];
         FASTAUG_BY_THREES
-        for (int t = 1; t < taps; ++t) {
+        for (int t = 1; t < y.taps; ++t) {
           level += row_bytes;
           sum = multiply_add(load_levels(level, there), V{} + weights[t], sum);
         }

@@ -64,6 +64,13 @@ def test_a_plan_of_no_size_is_refused(size: int) -> None:
         fastaug.make_views(IMAGES, replace(PLANS, size=size))
 
 
+@pytest.mark.parametrize("name", ["boxes", "flips", "operations", "arguments"])
+def test_a_plan_whose_arrays_do_not_fit_each_other_is_refused(name: str) -> None:
+    """The kernel would read or write beyond the shorter ones."""
+    with pytest.raises(FastaugError, match=r"a plan has boxes \[B, K, 4\], .*; got \[\["):
+        fastaug.make_views(IMAGES, replace(PLANS, **{name: getattr(PLANS, name)[:, :1]}))
+
+
 def test_something_else_than_a_plan_is_refused() -> None:
     with pytest.raises(FastaugError, match=r"of fastaug\.plan_views, got dict"):
         fastaug.make_views(IMAGES, {})

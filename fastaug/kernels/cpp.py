@@ -6,7 +6,7 @@ import ctypes
 import logging
 import platform
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from fastaug.device import cpp_compiler
@@ -46,6 +46,15 @@ def open_library(file: Path) -> ctypes.CDLL:
         return ctypes.CDLL(str(file))
     except OSError as error:
         raise KernelUnavailable(f"{file} cannot be loaded ({error}); delete it") from error
+
+
+def why_not(load: Callable[[], object]) -> str | None:
+    """None, or why a library cannot be loaded here."""
+    try:
+        load()
+    except KernelUnavailable as error:
+        return str(error)
+    return None
 
 
 def _run(*command: str) -> str:

@@ -10,9 +10,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fastaug.errors import KernelUnavailable
 from fastaug.kernels.contract import Average, wrong_target
-from fastaug.kernels.cpp import build_library, open_library
+from fastaug.kernels.cpp import build_library, open_library, why_not
 
 _CPU = torch.device("cpu")
 _DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
@@ -119,11 +118,7 @@ _HEADERS = ("values.h", "block.h", "objective.h")
 
 @cache
 def _why_not() -> str | None:
-    try:
-        _library()
-    except KernelUnavailable as error:
-        return str(error)
-    return None
+    return why_not(_library)
 
 
 @cache

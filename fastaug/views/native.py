@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from fastaug.data.plan import ViewPlans
-from fastaug.errors import KernelUnavailable
-from fastaug.kernels.cpp import FLAGS, build_library, open_library
+from fastaug.kernels.cpp import FLAGS, build_library, open_library, why_not
 from fastaug.views import records
 from fastaug.views.form import BORDERS, ViewForm
 from fastaug.views.records import Pictures
@@ -93,11 +92,7 @@ class NativeViews:
 
 @cache
 def _why_not() -> str | None:
-    try:
-        _library()
-    except KernelUnavailable as error:
-        return str(error)
-    return None
+    return why_not(_library)
 
 
 def _build() -> Path:

@@ -134,6 +134,13 @@ def check_plan(images: Sequence[Tensor], plan: ViewPlans) -> torch.device:
         raise DataError(f"the plan must be of fastaug.plan_views, got {type(plan).__name__}")
     if not (isinstance(plan.size, int) and 1 <= plan.size <= LONGEST_VIEW):
         raise DataError(f"a plan's size must be 1 to {LONGEST_VIEW:,} pixels, got {plan.size}")
+    arrays = (plan.boxes, plan.flips, plan.operations, plan.arguments)
+    shape = plan.operations.shape
+    if [a.shape for a in arrays] != [(*shape[:2], 4), shape[:2], shape, (*shape, 4)]:
+        raise DataError(
+            "a plan has boxes [B, K, 4], flips [B, K], operations [B, K, N], arguments "
+            f"[B, K, N, 4]; got {[list(a.shape) for a in arrays]}"
+        )
     if len(images) != len(plan.boxes):
         raise DataError(f"the plan is for {len(plan.boxes)} images, got {len(images)}")
     devices = {image.device for image in images}
