@@ -7,6 +7,8 @@ from setuptools import setup
 
 ROOT = Path(__file__).parent
 VERSION = re.search(r'__version__ = "(.+)"', (ROOT / "fastaug/__init__.py").read_text())[1]
+# fastaug.export --to onnx: torch's exporter needs the first two, the last one checks the file.
+EXPORT = ["onnx", "onnxscript", "onnxruntime"]
 
 setup(
     name="fastaug",
@@ -31,6 +33,7 @@ setup(
         "nvidia-dali-cuda120>=2.4; sys_platform == 'linux'",
         "pillow",
         "rich",
+        "safetensors",
         "tensorboard",
         "timm>=1.0",
         "torch>=2.6",
@@ -38,7 +41,9 @@ setup(
         "tyro>=0.9",
     ],
     extras_require={
+        "export": EXPORT,
         "dev": [
+            *EXPORT,
             "build",
             "hypothesis",
             "matplotlib",  # the plots of benchmarks/
@@ -51,7 +56,7 @@ setup(
             "scipy",
             "setuptools",
             "wheel",
-        ]
+        ],
     },
     entry_points={"console_scripts": ["fastaug=fastaug.__main__:script"]},
 )

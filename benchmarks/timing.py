@@ -23,6 +23,8 @@ from typing import NamedTuple, TypeVar
 
 import torch
 
+from fastaug.errors import first_line
+
 SAMPLE_SECONDS = 0.005
 """The least that a sample takes: a thousand times what reading the clock does."""
 
@@ -203,8 +205,7 @@ def _kilobytes(path: str, name: str) -> int:
 
 def why(error: Exception) -> str:
     """An exception as the status of a row: one line."""
-    lines = str(error).strip().splitlines()
-    said = lines[0] if lines else type(error).__name__
+    said = first_line(error)
     # torch's CPU allocator has no exception of its own
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate" in said:
         return f"out of memory: {said}"

@@ -13,6 +13,7 @@ from fastaug.errors import ConfigError, suggest
 COMMANDS = {
     "train": "train a classifier",
     "evaluate": "measure a checkpoint",
+    "export": "write a trained network for other programs: safetensors, ONNX, torch.export",
     "preview": "draw the views that the network will see",
     "scan": "find images that cannot be used",
     "doctor": "say what works on this machine, and what to do about the rest",

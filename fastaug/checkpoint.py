@@ -1,36 +1,59 @@
-"""Checkpoints: written whole or not at all, read without executing anything."""
+"""Checkpoint files: written whole or not at all, read without executing anything.
+
+A checkpoint is what torch.save writes, a zip archive, with a checksum of it as the archive's
+comment: one file that can be renamed in one go, and that torch.load reads as well.
+"""
 
 from __future__ import annotations
 
+import errno
+import hashlib
+import io
 import os
+import pickletools
+import zipfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import torch
 
-from fastaug.errors import CheckpointError
+import fastaug
+from fastaug.config import TrainConfig
+from fastaug.errors import CheckpointError, DamagedCheckpoint, first_line
+from fastaug.whole_file import whole_file
 
-FORMAT = 1
-"""Raised when an older reader could not make sense of a checkpoint."""
+FORMAT = 2
+"""Raised when an older reader could not make sense of a checkpoint. 1: without checksum."""
+
+_NEEDED_NAMES = {
+    *("collections OrderedDict", "torch._utils _rebuild_tensor_v2"),
+    *("torch._utils _rebuild_parameter",),
+}
+_LABEL = b"fastaug sha256 "
+_COMMENT = len(_LABEL) + 64
 
 
-def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
-    """Temporary file, fsync, rename: a reader finds the old file or the new one, never a half."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            torch.save({"format": FORMAT, **state}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except (OSError, RuntimeError) as error:  # torch's writer turns a full disk into the latter
-        reason = getattr(error, "strerror", None) or "is the disk full?"
-        raise CheckpointError(
-            f"{path}: cannot be written ({reason}); "
-            "free some space or mend the permissions, then --resume"
-        ) from error
-    finally:
-        temporary.unlink(missing_ok=True)
+def write_checkpoint(path: Path, state: dict[str, Any]) -> None:
+    """With its checksum."""
+
+    def write(file: IO[bytes]) -> None:
+        hashing = _Hashing(file)
+        torch.save({"format": FORMAT, "version": fastaug.__version__, **state}, cast(IO, hashing))
+        comment = _LABEL + hashing.digest.hexdigest().encode()
+        file.seek(-2, os.SEEK_END)  # the length of the comment, which torch leaves at 0
+        file.write(len(comment).to_bytes(2, "little") + comment)
+
+    write_whole(path, write)
+
+
+def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+    """What `write` puts into the file that it is given; an OSError if it cannot."""
+    with whole_file(path) as temporary, open(temporary, "wb") as file:
+        try:
+            write(file)
+        except RuntimeError as error:  # torch's writer hides what the system said
+            raise error.__cause__ or error.__context__ or OSError(str(error)) from error
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
@@ -38,19 +61,97 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     if path.is_dir() or not path.exists():
         raise CheckpointError(f"{path}: no checkpoint there; a run folder has last.pt and best.pt")
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        content = path.read_bytes()
+    except OSError as error:
+        # A disk that fails is damage. What may not be read just now may be whole.
+        kind = DamagedCheckpoint if error.errno == errno.EIO else CheckpointError
+        raise kind(f"{path}: cannot be read ({error.strerror})") from error
+    archive, has_checksum = _checked(path, content)
+    try:
+        state = torch.load(io.BytesIO(archive), map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file raises almost anything in torch's unpickler
-        raise CheckpointError(
-            f"{path}: damaged, or not a fastaug checkpoint; take the run's last.pt or best.pt, "
-            "whichever is whole"
-        ) from error
-    if not isinstance(state, dict) or "format" not in state or "config" not in state:
+        if has_checksum:  # too little memory, or not written by us: no damage
+            raise CheckpointError(f"{path}: cannot be loaded ({first_line(error)})") from error
+        raise _damaged(path) from error
+    if not isinstance(state, dict) or not {"format", "config"} <= state.keys():
         raise CheckpointError(f"{path}: not a fastaug checkpoint (a bare state_dict?)")
     if state["format"] != FORMAT:
+        written = f"by fastaug {state['version']} " if "version" in state else ""
         raise CheckpointError(
-            f"{path}: checkpoint format {state['format']}; this version of fastaug reads {FORMAT}"
+            f"{path}: written {written}in checkpoint format {state['format']}, and this is fastaug "
+            f"{fastaug.__version__}, which reads {FORMAT}; load it with the version that wrote it"
         )
+    if not has_checksum:
+        raise _damaged(path, "its checksum is missing")
+    if not isinstance(state["config"], dict):
+        raise CheckpointError(f"{path}: not a fastaug checkpoint (its config is no dictionary)")
     return state
+
+
+def checkpoint_file(named: str) -> Path:
+    """A checkpoint's own name, or the best one of a run folder."""
+    path = Path(named).expanduser()
+    return path / "best.pt" if path.is_dir() else path
+
+
+def _checked(path: Path, content: bytes) -> tuple[bytes, bool]:
+    """The archive without its checksum, and whether it had one; it is then the right one."""
+    comment = content[-_COMMENT:]
+    has_checksum = comment.startswith(_LABEL)
+    if has_checksum:
+        length = content[-_COMMENT - 2 : -_COMMENT]
+        content = content[: -_COMMENT - 2] + bytes(2)
+        digest = hashlib.sha256(content).hexdigest().encode()
+        if (length, _LABEL + digest) != (_COMMENT.to_bytes(2, "little"), comment):
+            raise _damaged(path, "its checksum differs")
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            entries = archive.infolist()
+    except (zipfile.BadZipFile, ValueError, OSError) as error:
+        raise _damaged(path) from error
+    # torch stores its entries as they are. Others could inflate to any size, or be one many times.
+    if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
+        raise _damaged(path, "compressed entries")
+    if sum(entry.file_size for entry in entries) > len(content):
+        raise _damaged(path, "entries larger than the file")
+    _check_names(path, content)
+    return content, has_checksum
+
+
+def _check_names(path: Path, content: bytes) -> None:
+    """torch's weights_only admits more than tensors need, such as a bytearray of any size."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            (name,) = (name for name in archive.namelist() if name.endswith("/data.pkl"))
+            asked = [
+                arg
+                for code, arg, _ in pickletools.genops(archive.read(name))
+                if code.name in ("GLOBAL", "INST", "STACK_GLOBAL")
+            ]
+    except Exception as error:  # of a pickle or directory that is none
+        raise _damaged(path) from error
+    for what in asked:
+        is_storage = str(what).startswith("torch ") and str(what).endswith("Storage")
+        if not is_storage and what not in _NEEDED_NAMES:
+            raise _damaged(path, f"it asks for {what or 'something'}")
+
+
+def _damaged(path: Path, what: str = "") -> DamagedCheckpoint:
+    return DamagedCheckpoint(
+        f"{path}: damaged{f' ({what})' if what else ', or not a fastaug checkpoint'}"
+    )
+
+
+def check_continuable(
+    state: dict[str, Any], config: TrainConfig, classes: Sequence[str], name: str
+) -> None:
+    """Refuse to continue a checkpoint of that name with other settings or classes than its own."""
+    if differing := TrainConfig.from_dict(state["config"]).differences(config):
+        raise CheckpointError(
+            f"{name} cannot be continued with other settings; it has {', '.join(differing)}"
+        )
+    if list(classes) != state["classes"]:
+        raise CheckpointError(f"{name} was trained on other classes than {config.data} has")
 
 
 def evaluated_weights(state: dict[str, Any]) -> dict[str, Any]:
@@ -61,16 +162,16 @@ def evaluated_weights(state: dict[str, Any]) -> dict[str, Any]:
     return {n.removeprefix(prefix): v for n, v in state["ema"].items() if n.startswith(prefix)}
 
 
-def find_checkpoint(resume: str, out: str) -> Path | None:
-    """What --resume means: a file, a run folder, or "auto": --out, else the newest run of runs/.
+class _Hashing(io.RawIOBase):
+    """A file that keeps the checksum of all that is written to it."""
 
-    None if "auto" finds nothing: the run then starts from the beginning.
-    """
-    if resume != "auto":
-        path = Path(resume).expanduser()
-        return path / "last.pt" if path.is_dir() else path
-    if out:
-        path = Path(out).expanduser() / "last.pt"
-        return path if path.exists() else None
-    runs = sorted(Path("runs").glob("*/last.pt"), key=lambda path: path.stat().st_mtime)
-    return runs[-1] if runs else None
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.digest = hashlib.sha256()
+
+    def write(self, data: Any) -> int:
+        self.digest.update(data)
+        return self._file.write(data)
+
+    def flush(self) -> None:
+        self._file.flush()

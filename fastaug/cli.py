@@ -12,9 +12,10 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
-from fastaug.errors import ConfigError, FastaugError
+from fastaug.errors import ConfigError, FastaugError, printable
 
 Config = TypeVar("Config")
 
@@ -62,23 +63,62 @@ def parse(
         raise ConfigError(f"{_one_line(said.getvalue())} (see {prog} --help)") from None
 
 
+def output_file(flag: str, named: str) -> Path:
+    """The file that a flag names to be written, looked at before the work is done."""
+    path = Path(named).expanduser()
+    if path.is_dir() or not path.parent.is_dir():
+        raise ConfigError(f"{flag} {named}: must be a file in a folder that is there")
+    return path
+
+
 def run(main: Callable[[Sequence[str]], int], args: Sequence[str] | None = None) -> int:
     """Call an entry point; a user's mistake ends with one line and exit code 2."""
+    code = _run(main, args)
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        # One of several ranks: gloo's threads may abort a process that Python takes apart around
+        # them, and torchrun would take that for its exit code.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
+
+
+def _run(main: Callable[[Sequence[str]], int], args: Sequence[str] | None) -> int:
     args = sys.argv[1:] if args is None else args
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    handler = logging.StreamHandler(sys.stderr)
+    rank = int(os.environ.get("RANK", 0))  # of those that torchrun has started
+    who = f"rank {rank}: " if rank else ""
+    handler.setFormatter(_Printable(f"{who}%(message)s"))
+    # What all ranks would say, the first one says.
+    logging.basicConfig(level=logging.WARNING if rank else logging.INFO, handlers=[handler])
     try:
         return main(args)
     except FastaugError as error:
         if "--debug" in args:
-            traceback.print_exc()
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+            print(_each_line(traceback.format_exc()), file=sys.stderr)
+        if not error.told:
+            print(f"{who}error: {printable(str(error))}", file=sys.stderr)
+        return error.exit_code
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:  # --help | head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+
+
+class _Printable(logging.Formatter):
+    """A message is one line whatever is in the names that it holds; a traceback keeps its lines."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return printable(super().formatMessage(record))
+
+    def formatException(self, *args: Any) -> str:
+        return _each_line(super().formatException(*args))
+
+
+def _each_line(text: str) -> str:
+    return "\n".join(printable(line) for line in text.rstrip("\n").split("\n"))
 
 
 def _one_line(box: str) -> str:

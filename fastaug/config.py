@@ -1,4 +1,7 @@
-"""The settings of a run, as values. Every check of a value is here, and nowhere else."""
+"""The settings of a run, as values. Every check of a value is here, and nowhere else.
+
+The other commands' are in options.py.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,7 @@ class TrainConfig:
     views: int = 4
     """K, the number of random views of each image in a step."""
     batch_size: int = 32
-    """Views in an optimiser step in all: batch-size / views unique images."""
+    """Views in an optimiser step, of all ranks together: batch-size / views unique images."""
     augment: Literal["none", "crop-flip", "randaugment"] = "crop-flip"
     """What makes a view. none: the central crop; randaugment: crop, flip and RandAugment."""
     crop: Literal["resized", "pad"] = "resized"
@@ -82,6 +85,10 @@ class TrainConfig:
     """Dropout rate before the last layer (nf_resnet, nfnet and timm models)."""
     stochastic_depth: float = 0.0
     """Stochastic depth rate of the deepest block (nf_resnet, nfnet and timm models)."""
+
+    batch_norm: Literal["local", "sync"] = "local"
+    """Whose statistics batch norm takes where there are several ranks. local: each rank's own part
+    of a step; sync: all ranks' together (resnet18), which waits for the others in every layer."""
 
     # --- objective ---
     average: Literal["losses", "probs", "logits"] = "losses"
@@ -145,7 +152,17 @@ class TrainConfig:
     log_every: int = 20
     """Steps between two readings of the metrics from the device."""
     checkpoint_every: int = 0
-    """Steps between two checkpoints; 0 is after every epoch alone."""
+    """Steps between two checkpoints, besides that of every epoch; 0: by the clock alone."""
+    checkpoint_minutes: float = 10.0
+    """Minutes between two checkpoints, likewise; 0: none by the clock."""
+    keep_checkpoints: int = 3
+    """Newest checkpoints that are kept: if the last one is damaged, the one before is taken."""
+    max_bad_steps: int = 20
+    """Steps in a row with a loss or gradient that is no number after which the run stops; each of
+    them is skipped and noted."""
+    stall_timeout: float = 1200.0
+    """Seconds without progress of the training after which the run ends with the stack of every
+    thread; 0: never."""
     profile: bool = False
     """Write a Chrome trace of a few steps to trace.json in the run folder, with named ranges (NVTX
     too on a GPU). Of DALI it shows what training feeds it and waits for, not its own threads."""
@@ -153,7 +170,7 @@ class TrainConfig:
     """Show the traceback of an error."""
 
     def __post_init__(self) -> None:
-        _check_choices(self)
+        check_choices(self)
         for name, least in _LEAST.items():
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= least):
@@ -261,108 +278,12 @@ class TrainConfig:
         ]
 
 
-@dataclass(frozen=True)
-class EvaluateConfig:
-    """Evaluate a checkpoint: everything is rebuilt from the checkpoint alone."""
-
-    checkpoint: str
-    """Checkpoint file (best.pt, last.pt) or run folder (its best.pt)."""
-    tta: int = -1
-    """Views of each test image; 0: the central crop alone, -1: as in the run's final evaluation."""
-    data: str = ""
-    """Other data to evaluate on, with the same classes; default: what it was trained on."""
-    batch_size: int = 256
-    """Views in one forward pass."""
-    loader: Literal["as-trained", "torch", "dali"] = "as-trained"
-    """What decodes the images and makes the views; --dali is short for --loader dali."""
-    workers: int = -1
-    """Loader processes (torch) or threads (dali); -1: one less than the cores, 1 to 8."""
-    device: str = "auto"
-    """auto, cpu, cuda, or cuda:N."""
-    precision: Literal["as-trained", "fp32", "bf16", "fp16"] = "as-trained"
-    """Arithmetic of the network."""
-    seed: int = 0
-    """Seed of the views."""
-    out: str = ""
-    """Write the results to this JSON file too."""
-    debug: bool = False
-    """Show the traceback of an error."""
-
-    def __post_init__(self) -> None:
-        _check_choices(self)
-        for name, least in (("tta", -1), ("batch_size", 1), ("workers", -1), ("seed", 0)):
-            if getattr(self, name) < least:
-                raise ConfigError(
-                    f"{flag(name)} must be at least {least}, got {getattr(self, name)}"
-                )
-
-
-@dataclass(frozen=True)
-class ScanConfig:
-    """Look at every image of a data set and list those that cannot be used."""
-
-    data: str
-    """What --data of the training takes, or a folder of images without splits."""
-    full: bool = False
-    """Decode every image; else header and size, and the end of the file."""
-    workers: int = -1
-    """Threads that look at images; -1: four for each core, up to 32."""
-    max_bad: float = 0.01
-    """Largest share of bad images in a split that is no error."""
-    out: str = ""
-    """Write what was found to this JSON file too."""
-    debug: bool = False
-    """Show the traceback of an error."""
-
-    def __post_init__(self) -> None:
-        if self.workers < -1:
-            raise ConfigError(f"--workers must be at least -1, got {self.workers}")
-        if not 0 <= self.max_bad <= 1:
-            raise ConfigError(f"--max-bad must be between 0 and 1, got {self.max_bad}")
-        if not self.data:
-            raise ConfigError("DATA is empty; give a folder, an archive, an .npz, or shapes")
-
-
-@dataclass(frozen=True)
-class DoctorConfig:
-    """Say what works on this machine, and what to do about the rest."""
-
-    device: str = "all"
-    """Where kernels and pipelines are tried: all, cpu, cuda, or cuda:N."""
-    quick: bool = False
-    """Leave out how fast the kernels are."""
-    json: str = ""
-    """Write what was found to this JSON file too."""
-    debug: bool = False
-    """Show the traceback of an error."""
-
-
-@dataclass(frozen=True)
-class PreviewConfig(TrainConfig):
-    """Draw what the network will see: some images, each with its K views. Takes train's flags."""
-
-    images: int = 8
-    """Images to draw, the first of the training's order."""
-    out: str = "preview.png"
-    """File of the picture."""
-    logdir: str = "runs/preview"
-    """Folder of TensorBoard events, for the same picture; empty: none."""
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.images <= 100:
-            raise ConfigError(f"--images must be between 1 and 100, got {self.images}")
-        # Any number of views will do here: a step has the images of the picture.
-        object.__setattr__(self, "batch_size", self.images * self.views)
-        object.__setattr__(self, "accumulate", 1)
-        super().__post_init__()
-
-
 def flag(name: str) -> str:
     """A field's name as it is typed: kl_weight -> --kl-weight."""
     return "--" + name.replace("_", "-")
 
 
-def _check_choices(config: TrainConfig | EvaluateConfig) -> None:
+def check_choices(config: Any) -> None:
     """The values of Literal fields, for configs that were not made by the command line."""
     for name, kind in get_type_hints(type(config)).items():
         if get_origin(kind) is Literal and (value := getattr(config, name)) not in get_args(kind):
@@ -393,6 +314,10 @@ _LEAST: dict[str, float] = {
     "seed": 0,
     "log_every": 1,
     "checkpoint_every": 0,
+    "checkpoint_minutes": 0,
+    "keep_checkpoints": 1,
+    "max_bad_steps": 1,
+    "stall_timeout": 0,
 }
 _BELOW_ONE = ("label_smoothing", "dropout", "stochastic_depth", "momentum", "ema")
 # Where a run lives and how it is watched, and what computes the same thing elsewhere or faster. The
@@ -417,6 +342,10 @@ _FREE_ON_RESUME = {
     "resume",
     "log_every",
     "checkpoint_every",
+    "checkpoint_minutes",
+    "keep_checkpoints",
+    "max_bad_steps",
+    "stall_timeout",
     "profile",
     "debug",
 }

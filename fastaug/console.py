@@ -12,13 +12,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from fastaug.config import TrainConfig
+from fastaug.errors import printable
 
 
 class RunConsole:
     """The bar is drawn in a terminal alone; lines and tables go anywhere."""
 
-    def __init__(self, total_steps: int, done: int) -> None:
-        self._console = Console(highlight=False)
+    def __init__(self, total_steps: int, done: int, *, quiet: bool = False) -> None:
+        """quiet: nothing is shown."""
+        self._console = Console(highlight=False, quiet=quiet)
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -27,7 +29,7 @@ class RunConsole:
             TimeRemainingColumn(),
             TextColumn("{task.fields[status]}"),
             console=self._console,
-            disable=not self._console.is_terminal,
+            disable=quiet or not self._console.is_terminal,
         )
         self._training = self._progress.add_task(
             "train", total=total_steps, completed=done, status=""
@@ -48,7 +50,7 @@ class RunConsole:
         self._progress.stop()
 
     def line(self, text: str) -> None:
-        self._console.print(text, markup=False, soft_wrap=True)
+        self._console.print(printable(text), markup=False, soft_wrap=True)
 
     def advance(self, steps: int = 1) -> None:
         self._progress.advance(self._training, steps)
@@ -98,11 +100,12 @@ class RunConsole:
 
 def show_table(title: str, rows: list[tuple[str, str]], console: Console | None = None) -> None:
     # Names of files and what libraries say may hold brackets, which would be markup.
-    table = Table(title=escape(title), show_header=False, title_justify="left")
+    table = Table(title=escape(printable(title)), show_header=False, title_justify="left")
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in rows:
-        table.add_row(escape(name), escape(value))
+        lines = [printable(line) for line in value.split("\n")]
+        table.add_row(escape(printable(name)), escape("\n".join(lines)))
     (console or Console(highlight=False)).print(table)
 
 

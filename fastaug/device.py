@@ -19,9 +19,11 @@ _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def resolve_device(name: str) -> torch.device:
-    """--device as a torch device that is there."""
+    """--device as a torch device that is there; of several ranks, each has a GPU of its own."""
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and "LOCAL_RANK" in os.environ:  # torchrun's number of this process
+        name = f"cuda:{os.environ['LOCAL_RANK']}"
     try:
         device = torch.device(name)
     except RuntimeError as error:
@@ -33,7 +35,8 @@ def resolve_device(name: str) -> torch.device:
         )
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(
-            f"--device {name}: this machine has {torch.cuda.device_count()} GPU(s), from cuda:0"
+            f"--device {name}: this machine has {torch.cuda.device_count()} GPU(s), from cuda:0; "
+            "each rank needs one of its own"
         )
     if device.type not in ("cpu", "cuda"):
         raise ConfigError(f"--device must be auto, cpu, cuda or cuda:N, got {name!r}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import statistics
 import sys
@@ -12,20 +11,19 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 
 import fastaug
 from fastaug import cli, installed, machine, views
-from fastaug.cache import whole_file
-from fastaug.config import DoctorConfig
 from fastaug.console import show_table
 from fastaug.device import cpp_compiler, resolve_device
 from fastaug.errors import ConfigError, KernelUnavailable
 from fastaug.kernels import Kernel, find_kernel, load_kernel
 from fastaug.machine import Fact, one_line
+from fastaug.options import DoctorConfig
+from fastaug.telemetry import write_json
 from fastaug.views.admission import compare
 
 # What is timed: large enough that it is not all overhead, small enough for any machine.
@@ -55,18 +53,15 @@ class KernelLine:
 
 def main(args: Sequence[str]) -> int:
     options = cli.parse(DoctorConfig, args, prog="python -m fastaug.doctor")
-    out = Path(options.json)
-    if options.json and (out.is_dir() or not out.parent.is_dir()):
-        raise ConfigError(f"--json {out}: must be a file in a folder that is there")
+    out = cli.output_file("--json", options.json) if options.json else None
     with _quiet():
         found, facts = examine(find_devices(options.device), timed=not options.quick)
     todo = sorted((fact for fact in facts if fact.todo), key=lambda fact: not fact.failed)
     show_todo(todo)
-    if options.json:
+    if out is not None:
         found["todo"] = [{"what": fact.todo, "failed": fact.failed} for fact in todo]
         try:
-            with whole_file(out) as unfinished:
-                unfinished.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+            write_json(out, found)
         except OSError as error:
             raise ConfigError(f"--json {out}: cannot be written ({error.strerror})") from error
     return int(any(fact.failed for fact in facts))

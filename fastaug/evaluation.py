@@ -10,27 +10,39 @@ from torch import Tensor, nn
 from fastaug.config import TrainConfig
 from fastaug.data.images import ImageSet
 from fastaug.device import autocast
+from fastaug.distributed import Group
 from fastaug.loaders import Loader, build_evaluation_loader
 from fastaug.objectives import pairwise_kl
 
 BATCH_SIZE = 256
 """Views in one forward pass: without gradients, memory is no concern."""
 
+_CENTRAL = ("top1", "top5", "nll")
+_VIEWS = ("tta_top1", "tta_top5", "tta_logits_top1", "tta_logits_top5")
+
 
 class Evaluation:
-    """Measures models on every good image of a set. Its loaders are built once and kept."""
+    """Measures models on every good image of a set, each on one of the ranks. Its loaders are built
+    once and kept."""
 
     def __init__(
         self,
         images: ImageSet,
         config: TrainConfig,
         device: torch.device,
+        group: Group | None = None,
         *,
         batch_size: int = BATCH_SIZE,
     ) -> None:
         self._images, self._config, self._device = images, config, device
+        self._group = group or Group()
         self._batch_size = batch_size
         self._loaders: dict[int, Loader] = {}
+
+    @property
+    def image_sets(self) -> list[ImageSet]:
+        """The images as the loaders know them: some may have gone bad."""
+        return [self._images, *(loader.images for loader in self._loaders.values())]
 
     def measure(
         self,
@@ -39,44 +51,49 @@ class Evaluation:
         views: int,
         on_batch: Callable[[int, int], None] = lambda done, total: None,
     ) -> dict[str, float]:
-        """Measures of a model, by name.
+        """Measures of a model, by name, over the images of all ranks.
 
         top1, top5, nll: of the central crop. With views > 0 also tta_top1, tta_top5 (averaged
         probabilities) and tta_logits_top1, tta_logits_top5 (averaged logits), and with views > 1
         the invariance: the mean pairwise KL between the views of an image, in nats.
-        on_batch is told the batches done and in all; what it raises ends the evaluation.
+        on_batch is told the batches done and in all, as often on every rank; what it raises ends
+        the evaluation.
         """
         passes = [0] if views == 0 else [0, views]
-        total = sum(len(self._loader(number)) for number in passes)
-        sums: dict[str, Tensor] = {}
-
-        def add(measures: dict[str, Tensor]) -> None:
-            """Sums over images stay on the device until the end: no host sync in the loop."""
-            for name, values in measures.items():
-                sums[name] = sums.get(name, 0) + values.double().sum()
-
+        # The ranks' batches may differ by one; their turns may not.
+        turns = {number: max(self._group.gather(len(self._loader(number)))) for number in passes}
+        measures: dict[str, float] = {}
+        done = 0
         was_training = model.training
         model.eval()
         try:
-            done = 0
             for number in passes:
-                for logits, labels in self._predictions(model, self._loader(number)):
-                    add(
-                        _view_measures(logits, labels, self._config.kernel)
-                        if number
-                        else _central_measures(logits[:, 0], labels)
-                    )
+                names = _names(number)
+                # Sums over images stay on the device until the end: no host sync in the loop.
+                sums = torch.zeros(len(names) + 1, dtype=torch.float64, device=self._device)
+                predictions = self._predictions(model, self._loader(number))
+                for _ in range(turns[number]):
+                    if (prediction := next(predictions, None)) is not None:
+                        found = _measures(*prediction, number, self._config.kernel)
+                        found["count"] = torch.ones_like(prediction[1])
+                        sums += torch.stack([found[n].double().sum() for n in (*names, "count")])
                     done += 1
-                    on_batch(done, total)
+                    on_batch(done, sum(turns.values()))
+                *totals, count = self._group.sum_(sums).tolist()
+                measures |= {name: total / count for name, total in zip(names, totals, strict=True)}
         finally:
             model.train(was_training)
-        count = len(self._images) - len(self._images.bad)
-        return {name: (value / count).item() for name, value in sums.items()}
+        return measures
 
     def _loader(self, views: int) -> Loader:
         if views not in self._loaders:
             self._loaders[views] = build_evaluation_loader(
-                self._config, self._images, views=views, batch_size=self._batch_size
+                self._config,
+                self._images,
+                views=views,
+                batch_size=self._batch_size,
+                rank=self._group.rank,
+                ranks=self._group.ranks,
             )
         return self._loaders[views]
 
@@ -91,17 +108,21 @@ class Evaluation:
             yield logits.float().unflatten(0, batch.views.shape[:2]), batch.labels
 
 
-def _central_measures(logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
-    """logits: [B, C] -> each measure: [B]."""
-    nll = nn.functional.cross_entropy(logits, labels, reduction="none")
-    return {**_hits("", logits, labels), "nll": nll}
+def _names(views: int) -> tuple[str, ...]:
+    """What is measured on so many views; 0 is the central crop."""
+    if views == 0:
+        return _CENTRAL
+    return _VIEWS if views == 1 else (*_VIEWS, "invariance")
 
 
-def _view_measures(logits: Tensor, labels: Tensor, kernel: str) -> dict[str, Tensor]:
-    """logits: [B, K, C] -> each measure: [B]."""
+def _measures(logits: Tensor, labels: Tensor, views: int, kernel: str) -> dict[str, Tensor]:
+    """logits: [B, K, C] -> each measure of _names: [B]."""
+    if views == 0:
+        nll = nn.functional.cross_entropy(logits[:, 0], labels, reduction="none")
+        return {**_hits("", logits[:, 0], labels), "nll": nll}
     measures = _hits("tta_", logits.softmax(-1).mean(1), labels)
     measures |= _hits("tta_logits_", logits.mean(1), labels)
-    if logits.shape[1] > 1:
+    if views > 1:
         measures["invariance"] = pairwise_kl(logits, kernel=kernel)
     return measures
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
+from contextlib import suppress
 from types import FrameType
 from typing import Any
 
@@ -22,6 +22,7 @@ class InterruptRequest:
 
     def __init__(self) -> None:
         self._signum = 0
+        self._launcher = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else 0
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> InterruptRequest:
@@ -33,6 +34,14 @@ class InterruptRequest:
         for signum, handler in self._previous.items():
             signal.signal(signum, handler)
 
+    @property
+    def signum(self) -> int:
+        """The signal that has come, or 0. A torchrun that is gone is one: what it has started would
+        train on beside what is started next."""
+        if self._signum == 0 and self._launcher not in (0, os.getppid()):
+            self._note(signal.SIGTERM, None)
+        return self._signum
+
     def check(self) -> None:
         """Raise Interrupted if a signal has come."""
         if self._signum:
@@ -43,4 +52,6 @@ class InterruptRequest:
             os._exit(128 + signum)
         self._signum = signum
         name = signal.Signals(signum).name
-        print(f"\n{name}: saving, then ending; once more to end at once", file=sys.stderr)
+        # Not print: the signal may have come in the middle of one, and the terminal may be gone.
+        with suppress(OSError):
+            os.write(2, f"\n{name}: saving, then ending; once more to end at once\n".encode())

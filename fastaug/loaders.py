@@ -24,6 +24,8 @@ class Loader(Protocol):
 
     epoch: int
     position: int
+    images: ImageSet
+    """With those that have gone bad meanwhile."""
 
     def __len__(self) -> int: ...
     def __iter__(self) -> Iterator[ViewBatch]: ...

@@ -47,7 +47,14 @@ def build_optimiser(model: nn.Module, config: TrainConfig) -> torch.optim.Optimi
                 "package); build it from github.com/NVIDIA/apex, or use --optimiser sgd"
             ) from error
         return FusedSGD(groups, **settings)
-    return torch.optim.SGD(groups, **settings, fused=True)
+    optimiser = torch.optim.SGD(groups, **settings, fused=True)
+    if config.momentum:
+        # torch would make them when the first step is taken, and leave them as they come from the
+        # allocator if that one is skipped.
+        for group in optimiser.param_groups:
+            for parameter in group["params"]:
+                optimiser.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    return optimiser
 
 
 def learning_rate(update: int, steps_per_epoch: int, config: TrainConfig) -> float:

@@ -8,20 +8,18 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 from fastaug import cli
-from fastaug.config import PreviewConfig
 from fastaug.data.sources import open_split_or_flat
-from fastaug.errors import ConfigError
+from fastaug.errors import ConfigError, printable
 from fastaug.loaders import build_loader
+from fastaug.options import PreviewConfig
 from fastaug.picture import draw_views
 from fastaug.recipes import get_recipe
-from fastaug.telemetry import write_event_picture
+from fastaug.run_folder import write_event_picture
 
 
 def main(args: Sequence[str]) -> int:
     config = configure(args)
-    out = Path(config.out).expanduser()
-    if out.is_dir() or not out.parent.is_dir():
-        raise ConfigError(f"--out {out}: must be a file in a folder that is there")
+    out = cli.output_file("--out", config.out)
     images = open_split_or_flat(config.data, "train")
     config = replace(config, images=min(config.images, len(images)))
     batch = next(iter(build_loader(config, images)))
@@ -30,7 +28,8 @@ def main(args: Sequence[str]) -> int:
         picture.save(out)
     except (OSError, ValueError) as error:  # no rights, or a suffix that is no image's
         raise ConfigError(f"--out {out}: cannot be written ({error})") from error
-    print(f"{len(batch.indices)} images of {images.name} with {config.views} views each: {out}")
+    of = f"{len(batch.indices)} images of {images.name}"
+    print(printable(f"{of} with {config.views} views each: {out}"))
     if config.logdir:
         write_event_picture(Path(config.logdir).expanduser(), "views", picture)
         print(f"the same in TensorBoard: tensorboard --logdir {config.logdir}")

@@ -5,18 +5,17 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
 
 from fastaug import cli
-from fastaug.config import ScanConfig
 from fastaug.console import show_table
 from fastaug.data.images import ImageSet
 from fastaug.data.manifest import Survey, check_share, look_over
 from fastaug.data.sources import Split, open_split_or_flat
-from fastaug.errors import ConfigError, DataError
+from fastaug.errors import DataError, printable
+from fastaug.options import ScanConfig
 from fastaug.telemetry import write_json
 
 log = logging.getLogger("fastaug")
@@ -28,16 +27,15 @@ def main(args: Sequence[str]) -> int:
     # The other commands take --data DATA: by habit, so may this one.
     args = [arg.removeprefix("--data=") for arg in args if arg != "--data"]
     options = cli.parse(ScanConfig, args, prog="python -m fastaug.scan")
-    if options.out and (Path(options.out).is_dir() or not Path(options.out).parent.is_dir()):
-        raise ConfigError(f"--out {options.out}: must be a file in a folder that is there")
+    out = cli.output_file("--out", options.out) if options.out else None
     scanned = []
     for images in open_sets(options.data):
         found = look_over(images, full=options.full, workers=options.workers)
         scanned.append((images, found))
         show(images, found)
-    if options.out:
+    if out is not None:
         result = {"data": options.data, "full": options.full}
-        write_json(Path(options.out), result | {"sets": [describe(*pair) for pair in scanned]})
+        write_json(out, result | {"sets": [describe(*pair) for pair in scanned]})
     for images, found in scanned:
         check_share(images, found, options.max_bad)
     return 0
@@ -73,12 +71,12 @@ def show(images: ImageSet, found: Survey) -> None:
         ("smallest / median / largest", " / ".join(f"{w} x {h}" for w, h in sizes if w) or "-"),
         ("bad", f"{len(bad):,} ({100 * len(bad) / len(images):.3g}%)"),
     ]
-    show_table(_printable(images.name), rows)
+    show_table(images.name, rows)
     for place, reason in list(facts["bad"].items())[:_SHOWN]:
-        print(f"{place}: {reason}")
+        print(printable(f"{place}: {reason}"))
     if len(bad) > _SHOWN:
         rest = f"; all of them: {found.bad_list}" if found.bad_list else "; --out FILE has them all"
-        print(f"and {len(bad) - _SHOWN:,} more{rest}")
+        print(printable(f"and {len(bad) - _SHOWN:,} more{rest}"))
 
 
 def describe(images: ImageSet, found: Survey) -> dict[str, Any]:
@@ -87,7 +85,7 @@ def describe(images: ImageSet, found: Survey) -> dict[str, Any]:
     order = np.argsort(good.prod(axis=1, dtype=np.int64), kind="stable")
     places = {"smallest": 0, "median": len(order) // 2, "largest": len(order) - 1}
     return {
-        "name": _printable(images.name),
+        "name": printable(images.name),
         "images": len(images),
         "formats": dict(found.formats.most_common()),
         **{
@@ -95,14 +93,9 @@ def describe(images: ImageSet, found: Survey) -> dict[str, Any]:
             for name, place in places.items()
         },
         "bad": {
-            _printable(images.where(index)): reason for index, reason in found.manifest.bad.items()
+            printable(images.where(index)): reason for index, reason in found.manifest.bad.items()
         },
     }
-
-
-def _printable(text: str) -> str:
-    """File names may hold bytes that are no text."""
-    return text.encode("utf-8", "backslashreplace").decode()
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""The run folder's records: config.json, metrics.jsonl, summary.json and TensorBoard events."""
+"""What a run measures of itself: means of its loss, speed, and where it runs."""
 
 from __future__ import annotations
 
 import json
-import os
+import math
 import platform
 import time
 from collections.abc import Iterator
@@ -11,51 +11,54 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from PIL.Image import Image
 from torch import Tensor
 
-from fastaug.config import TrainConfig
-from fastaug.data.images import ImageSet
-from fastaug.errors import ConfigError
+from fastaug.distributed import Group
+from fastaug.whole_file import whole_file
 
 
 class Meter:
     """Means of the loss and its terms over the steps since they were last read.
 
-    They are summed on the device, so that a step needs no host sync.
+    They are summed on the device, so that a step needs no host sync. Parts whose loss is no number
+    do not count.
     """
 
     NAMES = ("loss", "nll", "kl")
 
     def __init__(self, device: torch.device) -> None:
-        self._sums = torch.zeros(len(self.NAMES), device=device)
-        self._weight = 0.0
+        # The sums of the terms, and of the weights behind them.
+        self._step, self._sums = torch.zeros(2, len(self.NAMES) + 1, device=device)
 
     def add(self, loss: Tensor, nll: Tensor, kl: Tensor, weight: float) -> None:
         """The terms of a part of a step, and its share of the step."""
-        terms = torch.stack([loss.detach().float(), nll.float().mean(), kl.float().mean()])
-        self._sums.add_(terms, alpha=weight)
-        self._weight += weight
+        one = loss.new_ones((), dtype=torch.float32)
+        terms = torch.stack([loss.detach().float(), nll.float().mean(), kl.float().mean(), one])
+        self._step.add_(torch.where(loss.detach().isfinite(), terms, 0), alpha=weight)
+
+    def end_step(self, group: Group) -> None:
+        """All ranks have the sums of all of them after every step: any step can be the last."""
+        self._sums.add_(group.mean_(self._step))
+        self._step.zero_()
 
     def means(self) -> dict[str, float]:
-        """The means so far. Waits for the device."""
-        return dict(zip(self.NAMES, (self._sums / self._weight).tolist(), strict=True))
+        """The means so far; nan if nothing counts. Waits for the device."""
+        *sums, weight = self._sums.tolist()
+        means = [value / weight if weight else math.nan for value in sums]
+        return dict(zip(self.NAMES, means, strict=True))
 
     def read(self) -> dict[str, float]:
         """The means so far; then starts anew."""
         means = self.means()
         self._sums.zero_()
-        self._weight = 0.0
         return means
 
     def state_dict(self) -> dict[str, Any]:
-        return {"sums": self._sums.clone(), "weight": self._weight}
+        return {"sums": self._sums.clone()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._sums.copy_(state["sums"])
-        self._weight = state["weight"]
 
 
 class Speedometer:
@@ -101,93 +104,10 @@ class Speedometer:
         }
 
 
-class RunFolder:
-    """Writes a run's records. Values under "timing" are the machine's, all others the run's."""
-
-    def __init__(self, path: Path, config: TrainConfig, *, resume_step: int | None = None) -> None:
-        """resume_step: None for a new run, else the step that the run continues from."""
-        from torch.utils.tensorboard import SummaryWriter
-
-        self.path = path
-        # A run that ended before its first checkpoint holds nothing to keep.
-        if resume_step is None and (path / "last.pt").exists():
-            raise ConfigError(
-                f"--out {path}: holds a run already; continue it with --resume {path}, "
-                "or choose another folder"
-            )
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-            write_json(path / "config.json", config.to_dict())
-            self._keep_metrics_until(resume_step or 0)
-            self._metrics = (path / "metrics.jsonl").open("a", encoding="utf-8")
-            purge = None if resume_step is None else resume_step + 1
-            self._events = SummaryWriter(str(path), purge_step=purge)
-        except OSError as error:
-            raise ConfigError(
-                f"--out {path}: cannot be written ({error.strerror or error})"
-            ) from error
-
-    def write(
-        self, kind: str, step: int, values: dict[str, float], timing: dict[str, float]
-    ) -> None:
-        """One record: a line of metrics.jsonl, and a scalar of TensorBoard for each value."""
-        record = {"kind": kind, "step": step, **values, "timing": timing}
-        self._metrics.write(json.dumps(record) + "\n")
-        self._metrics.flush()
-        for name, value in (values | timing).items():
-            self._events.add_scalar(f"{kind}/{name}", value, step)
-
-    def write_picture(self, name: str, picture: Image) -> None:
-        self._events.add_image(name, np.asarray(picture), 0, dataformats="HWC")
-
-    def write_bad_images(self, *sets: ImageSet) -> None:
-        """bad-images.txt: a line for each image that the run does without, if there is one."""
-        lines = [
-            f"{images.where(index)}: {reason}\n"
-            for images in sets
-            for index, reason in images.bad.items()
-        ]
-        file = self.path / "bad-images.txt"
-        file.unlink(missing_ok=True)
-        if lines:
-            file.write_text("".join(lines), encoding="utf-8", errors="backslashreplace")
-
-    def write_summary(self, summary: dict[str, Any]) -> None:
-        write_json(self.path / "summary.json", summary)
-
-    def close(self) -> None:
-        self._metrics.close()
-        self._events.close()
-
-    def _keep_metrics_until(self, step: int) -> None:
-        """Drop what a resumed run writes again, what the stop alone wrote, and a torn line."""
-        file = self.path / "metrics.jsonl"
-        if not file.exists():
-            return
-        kept = []
-        for line in file.read_text(encoding="utf-8").splitlines():
-            try:
-                record = json.loads(line)
-            except json.JSONDecodeError:
-                continue
-            if record["step"] <= step and record["kind"] not in ("partial", "final"):
-                kept.append(line + "\n")
-        file.write_text("".join(kept), encoding="utf-8")
-
-
-def write_event_picture(folder: Path, name: str, picture: Image) -> None:
-    """A picture for TensorBoard alone, outside a run."""
-    from torch.utils.tensorboard import SummaryWriter
-
-    with SummaryWriter(str(folder)) as events:
-        events.add_image(name, np.asarray(picture), 0, dataformats="HWC")
-
-
 def write_json(path: Path, value: dict[str, Any], indent: int | None = 2) -> None:
     """Whole or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(value, indent=indent) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
+    with whole_file(path) as temporary:
+        temporary.write_text(json.dumps(value, indent=indent) + "\n", encoding="utf-8")
 
 
 def environment(device: torch.device) -> dict[str, str]:

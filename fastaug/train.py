@@ -1,49 +1,63 @@
-"""python -m fastaug.train: train a classifier."""
+"""python -m fastaug.train: train a classifier. Under torchrun, on many ranks."""
 
 from __future__ import annotations
 
-import os
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from fastaug import cli
-from fastaug.checkpoint import find_checkpoint, load_checkpoint
+from fastaug.checkpoint import load_checkpoint
 from fastaug.config import TrainConfig
+from fastaug.distributed import Group
+from fastaug.errors import ConfigError
 from fastaug.interrupt import Interrupted
+from fastaug.launch import is_restarted, joined, launch_name, launch_stamp, machines
 from fastaug.recipes import get_recipe
+from fastaug.saver import find_checkpoint, newest_checkpoint, run_of
 from fastaug.trainer import Trainer
 
 
 def main(args: Sequence[str]) -> int:
-    config, checkpoint = configure(args)
-    try:
-        Trainer(config, checkpoint).fit()
-    except Interrupted as interrupted:
-        return interrupted.exit_code
+    with joined() as group:
+        config, checkpoint = group.from_first(lambda: configure(args, group))
+        try:
+            Trainer(config, checkpoint, group).fit()
+        except Interrupted as interrupted:
+            return interrupted.exit_code
     return 0
 
 
-def configure(args: Sequence[str]) -> tuple[TrainConfig, Path | None]:
+def configure(args: Sequence[str], group: Group | None = None) -> tuple[TrainConfig, Path | None]:
     """The config that the flags mean, and the checkpoint to continue from.
 
     The defaults of the flags are those of the recipe, or of the checkpoint's own config.
     """
     named = cli.peek(args, "recipe", "resume", "out")
-    checkpoint = find_checkpoint(named["resume"], named["out"]) if named["resume"] else None
+    checkpoint = _own_checkpoint(named["resume"], named["out"])
+    if checkpoint is None and named["resume"]:
+        checkpoint = find_checkpoint(named["resume"], named["out"], _say)
+        if checkpoint is None:
+            _say("--resume auto: no checkpoint yet, starting from the beginning")
     if checkpoint is not None:
         default = TrainConfig.from_dict(load_checkpoint(checkpoint)["config"])
-        # Only last.pt goes on in its folder: from an older one, later work would be written over.
+        # Only the last one goes on in its folder: from an older one that is asked for by name,
+        # later work would be written over.
         # --max-steps ended the earlier invocation, not the run; --profile and --debug were its own.
-        out = str(checkpoint.parent) if checkpoint.name == "last.pt" else ""
+        out = str(run_of(checkpoint))
+        if Path(named["resume"]).expanduser() == checkpoint and checkpoint.name != "last.pt":
+            out = ""
         default = replace(default, out=out, max_steps=0, profile=False, debug=False)
     else:
         default = get_recipe(named["recipe"] or TrainConfig.recipe)
     config = cli.parse(TrainConfig, args, prog="python -m fastaug.train", default=default)
-    if named["resume"] and checkpoint is None:
-        print("--resume auto: no checkpoint yet, starting from the beginning", file=sys.stderr)
+    if checkpoint is not None and ":" in config.kernel and not cli.peek(args, "kernel")["kernel"]:
+        raise ConfigError(
+            f"{checkpoint} was trained with a kernel of your own, {config.kernel}, which is code: "
+            f"name it again to run it, --kernel {config.kernel}, or choose another"
+        )
+    config.images_per_part(1 if group is None else group.ranks)
     data = config.data
     if data not in ("", "shapes"):
         # The checkpoint must find it from anywhere.
@@ -51,11 +65,38 @@ def configure(args: Sequence[str]) -> tuple[TrainConfig, Path | None]:
     return replace(config, data=data, out=config.out or _new_folder(config)), checkpoint
 
 
+def _own_checkpoint(resume: str, out: str) -> Path | None:
+    """Where a run that torchrun has started anew goes on, without being asked to."""
+    if not (is_restarted() or launch_name()):
+        return None
+    folder = Path(out or resume or _folder_of_this_launch()).expanduser()
+    if not folder.is_dir():
+        return None
+    checkpoint = newest_checkpoint(folder, _say)
+    if checkpoint is None:
+        return None
+    if is_restarted() or load_checkpoint(checkpoint)["launch"] == launch_name():
+        _say(f"started anew by torchrun: going on from {checkpoint}")
+        return checkpoint
+    return None
+
+
 def _new_folder(config: TrainConfig) -> str:
     """runs/WHAT-DATE-TIME-PROCESS; the default recipe on other data takes the name of the data."""
+    if machines() > 1:
+        raise ConfigError("on several machines give --out, a folder that all of them see")
     own = config.recipe != TrainConfig.recipe or config.data == TrainConfig.data
     what = config.recipe if own else Path(config.data).name.partition(".")[0]
-    return f"runs/{what}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    return f"runs/{what}-{launch_stamp()}"
+
+
+def _folder_of_this_launch() -> str:
+    """What _new_folder has named when torchrun started this run at first."""
+    return next((str(path) for path in Path("runs").glob(f"*-{launch_stamp()}")), "no such folder")
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)
 
 
 if __name__ == "__main__":

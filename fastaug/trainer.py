@@ -10,9 +10,8 @@ from typing import Any
 import torch
 
 from fastaug.batch import ViewBatch
-from fastaug.checkpoint import load_checkpoint, save_checkpoint
+from fastaug.checkpoint import check_continuable, load_checkpoint
 from fastaug.config import TrainConfig
-from fastaug.console import RunConsole
 from fastaug.data.sources import open_source
 from fastaug.device import (
     avoid_broken_cpu_arithmetic,
@@ -20,51 +19,72 @@ from fastaug.device import (
     keep_freed_memory,
     resolve_device,
 )
-from fastaug.errors import CheckpointError
+from fastaug.distributed import Agreement, Group, lost_rank
+from fastaug.errors import DataError
 from fastaug.evaluation import Evaluation
 from fastaug.interrupt import Interrupted, InterruptRequest
 from fastaug.kernels import find_kernel
+from fastaug.launch import launch_name
 from fastaug.learner import Learner
 from fastaug.loaders import build_loader, survey_images
 from fastaug.optim import learning_rate
 from fastaug.picture import draw_views
 from fastaug.profiler import Profiler, steps_to_record
 from fastaug.ranges import named
-from fastaug.telemetry import Meter, RunFolder, Speedometer, environment
+from fastaug.recorder import Recorder
+from fastaug.skipped import BadStep, Part, SkippedSteps
+from fastaug.telemetry import Meter, Speedometer, environment
+from fastaug.watchdog import Watchdog
 
 
 class Trainer:
-    """One run. What changes from step to step is in state_dict, and nowhere else."""
+    """One run, on one of its ranks. What changes from step to step is in state_dict, and nowhere
+    else; it is the same on every rank after every step."""
 
-    def __init__(self, config: TrainConfig, checkpoint: Path | None = None) -> None:
+    def __init__(
+        self, config: TrainConfig, checkpoint: Path | None = None, group: Group | None = None
+    ) -> None:
         self.config = config
+        self.group = group = group or Group()
         self.device = resolve_device(config.device)
         avoid_broken_cpu_arithmetic(self.device, config.precision)
         keep_freed_memory(self.device)
         if config.compile:
             check_compiler(self.device)
-        self.train_images, self.test_images = (
-            survey_images(config, images) for images in open_source(config.data)
+        train, test = group.in_turn(
+            lambda: [survey_images(config, images) for images in open_source(config.data)]
         )
-        self._image_sets = self.train_images, self.test_images
-        self.evaluation = Evaluation(self.test_images, config, self.device)
+        self.train_images = train
+        self.evaluation = Evaluation(test, config, self.device, group)
         torch.manual_seed(config.seed)
-        classes = len(self.train_images.classes)
-        # Here rather than at the first step: a wrong name ends the run before it has begun.
-        find_kernel(config.kernel, torch.empty(1, config.views, classes, device=self.device))
-        self.learner = Learner(config, classes, self.device)
-        self.loader = build_loader(config, self.train_images)
+        # Here rather than at the first step: a wrong name ends the run before it has begun, and
+        # one rank compiles for all.
+        logits = torch.empty(1, config.views, len(train.classes), device=self.device)
+        group.in_turn(lambda: find_kernel(config.kernel, logits))
+        self.learner = Learner(config, len(train.classes), self.device, group)
+        self.loader = group.in_turn(
+            lambda: build_loader(config, train, rank=group.rank, ranks=group.ranks)
+        )
         self.steps_per_epoch = len(self.loader) // config.accumulate
         self.total_steps = config.epochs * self.steps_per_epoch
         self.meter = Meter(self.device)
+        self.skipped = SkippedSteps(
+            config.max_bad_steps,
+            group,
+            tell=self._tell_of,
+            keep=lambda batch: self.recorder.write_bad_batch(batch),
+        )
         self.step = 0
         self.evaluated_epochs = 0
         self.best_top1 = -1.0
         self.resumed = checkpoint is not None
         if checkpoint is not None:
-            self.load_state_dict(load_checkpoint(checkpoint), str(checkpoint))
+            state = group.from_first(lambda: load_checkpoint(checkpoint))
+            self.load_state_dict(state, str(checkpoint))
         self.first_step = self.step
         self._boundary = self._state_between_steps()
+        self._changing = False
+        """Whether the weights are between two steps' just now."""
         self.speed = Speedometer(config.batch_size, config.views)
         if self.device.type == "cuda":
             torch.backends.cudnn.benchmark = True
@@ -76,21 +96,30 @@ class Trainer:
 
     def fit(self) -> dict[str, Any]:
         """Train to the end, or until a signal; every step that was made is in last.pt."""
-        path = Path(self.config.out)
-        self.folder = RunFolder(path, self.config, resume_step=self.step if self.resumed else None)
-        self.console = RunConsole(self.last_step, self.step)
-        try:
-            self.folder.write_bad_images(*self._image_sets)
-            with (
-                InterruptRequest() as self.interrupt,
-                self.console,
-                self._profiler() as self.profiler,
-            ):
-                self._announce()
-                self._train()
-                return self._finish()
-        finally:
-            self.folder.close()
+        self.recorder = Recorder(
+            self.config,
+            self.group,
+            steps=self.last_step,
+            done=self.step,
+            evaluated_epochs=self.evaluated_epochs,
+            resumed=self.resumed,
+        )
+        self.agreement = Agreement(self.group)
+        with (
+            InterruptRequest() as self.interrupt,
+            self.recorder,
+            self._watchdog() as self.watchdog,
+            self._profiler() as self.profiler,
+        ):
+            self.recorder.announce(
+                self.train_images,
+                self.evaluation.image_sets[0],
+                steps_per_epoch=self.steps_per_epoch,
+                device=self.device,
+            )
+            self._list_bad_images()
+            self._train()
+            return self._finish()
 
     # --- the loop ---
 
@@ -101,47 +130,65 @@ class Trainer:
                 self._train_rest_of_epoch()
                 self._evaluate_finished_epoch()
         except BaseException as error:
-            if self.step > self.first_step:
-                self._save("last.pt")
-                self.console.saved(self.step, self.total_steps, self.folder.path)
+            self._save_before_ending()
             # A signal to the whole process group kills the loader's workers, which is an error of
             # its own before the request is looked at.
             if not isinstance(error, Interrupted):
                 self.interrupt.check()
+            if self.group.ranks > 1 and (lost := lost_rank(error)):
+                raise lost from error
             raise
-        self._save("last.pt")
+        self.recorder.save(self.state_dict())
 
     def _train_rest_of_epoch(self) -> None:
-        config = self.config
+        config, share = self.config, 1 / self.config.accumulate
         self.learner.model.train()
         self.speed.start(self.step)
-        part = 0
         self.profiler.reach(self.step)
+        parts: list[Part] = []
         for batch in self._batches():
-            if self.step == 0 and part == 0:
+            if self.step == 0 and not parts:
                 picture = draw_views(self.train_images, batch, config)
-                self.folder.write_picture("views", picture)
-            share = 1 / config.accumulate
-            terms = self.learner.backward(batch.to(self.device), share)
+                self.recorder.write_picture("views", picture)
+            if not parts:
+                self.learner.start_step(self.step)
+            is_last = len(parts) + 1 == config.accumulate
+            batch = batch.to(self.device)
+            terms = self.learner.backward(batch, share, last=is_last)
             self.meter.add(*terms, weight=share)
-            part += 1
-            if part < config.accumulate:
+            parts.append((batch, terms))
+            if not is_last:
                 continue
-            part = 0
-            self.learner.update(learning_rate(self.step, self.steps_per_epoch, config))
-            self.step += 1
-            self.console.advance()
-            if self.step % config.log_every == 0 or self.step % self.steps_per_epoch == 0:
-                self._log("train", self.meter.read())
-            elif self.step == self.last_step:
-                self._log("partial", self.meter.means())
-            self._boundary = self._state_between_steps()
-            if config.checkpoint_every and self.step % config.checkpoint_every == 0:
-                self._save("last.pt")
+            self._update(parts)
+            parts = []
+            if self.recorder.is_checkpoint_due(self.step):
+                self.recorder.save(self.state_dict())
             self.profiler.reach(self.step)
             if self.step == self.last_step:
-                return
-            self.interrupt.check()
+                break
+            self._end_if_asked()
+        self.skipped.look()
+
+    def _update(self, parts: list[Part]) -> None:
+        """The end of a step: the weights, and all that is known of the run, move on together."""
+        self.skipped.look()  # may end the run, so before anything moves
+        self.meter.end_step(self.group)
+        rate = learning_rate(self.step, self.steps_per_epoch, self.config)
+        self._changing = True
+        bad = self.learner.update(rate)
+        self.skipped.add(self.step, bad, parts)
+        self.step += 1
+        values = None
+        if self.step % self.config.log_every == 0 or self.step % self.steps_per_epoch == 0:
+            values = self.meter.read()
+        self._boundary = self._state_between_steps()
+        self._changing = False
+        self.recorder.console.advance()
+        if values is not None:
+            self._log("train", values, rate)
+        elif self.step == self.last_step:
+            self._log("partial", self.meter.means(), rate)
+        self.watchdog.beat("waiting for data")
 
     def _batches(self) -> Iterator[ViewBatch]:
         """What is left of the epoch, and the time that was waited for it."""
@@ -151,14 +198,22 @@ class Trainer:
                 batch = next(batches, None)
             if batch is None:
                 return
+            self.watchdog.beat("training")
             yield batch
 
-    def _profiler(self) -> Profiler:
-        steps = None
-        if self.config.profile:
-            steps = steps_to_record(self.step, self.last_step, self.steps_per_epoch)
-        path = self.folder.path / "trace.json"
-        return Profiler(steps, path, self.device, self.console.line)
+    def _end_if_asked(self) -> None:
+        """A signal that any rank has got ends all of them, after the same step."""
+        if signum := self.agreement.largest(self.interrupt.signum):
+            raise Interrupted(signum)
+
+    def _tell_of(self, bad: BadStep) -> None:
+        # With fp16 a gradient too large for its scale is part of finding it: noted, not said.
+        if bad.culprits or self.config.precision != "fp16":
+            self.recorder.console.line(f"warning: step {bad.step:,} is skipped: {bad.reason}")
+        indices = {"images": bad.images, "culprits": bad.culprits}
+        scaler = self.learner.scaler
+        scale = {"fp16_scale": scaler.get_scale()} if scaler.is_enabled() else {}
+        self.recorder.write("skipped", bad.step + 1, {**indices, **scale}, {})
 
     # --- evaluation and records ---
 
@@ -168,108 +223,105 @@ class Trainer:
         if steps_into_next or epoch == self.evaluated_epochs:
             return
         due = epoch % self.config.eval_every == 0 or self.step == self.total_steps
+        if due and self.step > self.first_step:
+            self.recorder.save(self.state_dict())  # an evaluation may take long, and be cut short
         measures = self._timed_evaluation(epoch) if due else {"top1": -1.0}
         self.evaluated_epochs = epoch
-        if measures["top1"] > self.best_top1:
-            self.best_top1 = measures["top1"]
-            self._save("best.pt")
-        self._save("last.pt")
+        is_best = measures["top1"] > self.best_top1
+        self.best_top1 = max(self.best_top1, measures["top1"])
+        self.recorder.save(self.state_dict(), best=is_best)
+        self._list_bad_images()
 
     def _timed_evaluation(self, epoch: int) -> dict[str, float]:
         started = time.perf_counter()
         measures = self._measure(self.config.eval_views)
         timing = {"seconds": time.perf_counter() - started}
-        self.folder.write("eval", self.step, {"epoch": epoch, **measures}, timing)
-        self.console.epoch(epoch, self.config.epochs, measures)
+        self.recorder.write("eval", self.step, {"epoch": epoch, **measures}, timing)
+        self.recorder.console.epoch(epoch, self.config.epochs, measures)
         return measures
 
     def _measure(self, views: int) -> dict[str, float]:
         def on_batch(done: int, total: int) -> None:
-            self.interrupt.check()
-            self.console.evaluating(done, total)
+            self.watchdog.beat("evaluating")
+            self._end_if_asked()
+            self.recorder.console.evaluating(done, total)
 
         try:
             return self.evaluation.measure(
                 self.learner.evaluated_model, views=views, on_batch=on_batch
             )
-        except RuntimeError:  # as in _train: workers that a signal has ended
+        except (RuntimeError, DataError):  # as in _train: workers that a signal has ended
             self.interrupt.check()
             raise
 
-    def _log(self, kind: str, values: dict[str, float]) -> None:
+    def _log(self, kind: str, values: dict[str, float], rate: float) -> None:
         timing = self.speed.read(self.step)
-        rate = learning_rate(self.step - 1, self.steps_per_epoch, self.config)
         record = {"epoch": self.step / self.steps_per_epoch, **values, "lr": rate}
-        self.folder.write(kind, self.step, record, timing)
-        self.console.status(values, timing["views_per_s"])
+        record["skipped_steps"] = self.skipped.count
+        self.recorder.write(kind, self.step, record, timing)
+        self.recorder.console.status(values, timing["views_per_s"])
 
     def _finish(self) -> dict[str, Any]:
         measures = self._measure(self.config.tta)
-        if not (self.folder.path / "best.pt").exists():
-            self._save("best.pt")
+        if not self.recorder.has_best:
+            self.recorder.save(self.state_dict(), best=True)
         timing = self.speed.whole_run()
-        self.folder.write("final", self.step, measures, timing)
+        self.recorder.write("final", self.step, measures, timing)
         summary = {
             "finished": self.step == self.total_steps,
             "step": self.step,
             "total_steps": self.total_steps,
+            "skipped_steps": self.skipped.count,
             "measures": measures,
             "best_top1": self.best_top1 if self.best_top1 >= 0 else measures["top1"],
             "parameters": sum(parameter.numel() for parameter in self.learner.model.parameters()),
             "timing": timing,
-            "environment": environment(self.device),
+            "environment": environment(self.device) | {"ranks": str(self.group.ranks)},
         }
-        self.folder.write_summary(summary)
-        self.console.summary(self.config, summary)
+        self.recorder.write_summary(summary)
         return summary
 
-    def _announce(self) -> None:
-        config, say = self.config, self.console.line
-        train, test = (len(images) - len(images.bad) for images in self._image_sets)
-        say(
-            f"{config.model} on {config.data}: {train:,} training and {test:,} test images, "
-            f"{len(self.train_images.classes)} classes, {config.size} px"
+    def _list_bad_images(self) -> None:
+        self.recorder.list_bad_images([self.loader.images, *self.evaluation.image_sets])
+
+    def _profiler(self) -> Profiler:
+        steps = None
+        if self.config.profile and self.group.is_first:
+            steps = steps_to_record(self.step, self.last_step, self.steps_per_epoch)
+        path = self.recorder.path / "trace.json"
+        return Profiler(steps, path, self.device, self.recorder.console.line)
+
+    def _watchdog(self) -> Watchdog:
+        rank = f"rank {self.group.rank}" if self.group.ranks > 1 else "the training"
+        file = self.recorder.path / "stall.txt" if self.group.is_first else None
+        return Watchdog(
+            self.config.stall_timeout, name=rank, file=file, save=self._save_before_ending
         )
-        if bad := len(self.train_images.bad):
-            say(f"in the place of {bad} bad training images come others, drawn in every epoch")
-        say(
-            f"{self.total_steps:,} steps of {config.images_per_step} images x {config.views} views "
-            f"on {self.device}, {config.precision}, {config.loader} loader; "
-            f"run folder {self.folder.path}"
-        )
-        left_over = len(self.train_images) - self.steps_per_epoch * config.images_per_step
-        if left_over > 0:
-            say(f"an epoch has whole steps: it leaves out {left_over} images, others each time")
-        if left_over < 0:
-            say(f"an epoch has whole steps: the last one repeats {-left_over} of its images")
-        if config.augment == "none" and config.views > 1:
-            say("all views of an image are the same with --augment none; --views 1 costs less")
-        if config.randaugment_policy != "nfnet" and config.augment != "randaugment":
-            say("--randaugment-policy has no effect without --augment randaugment")
-        if self.resumed:
-            say(f"resumed at step {self.step:,}")
 
     # --- state ---
 
-    def _save(self, name: str) -> None:
-        save_checkpoint(self.folder.path / name, self.state_dict())
+    def _save_before_ending(self) -> None:
+        """What was trained so far, if that is more than there was: without the other ranks, which
+        may be gone, and perhaps from another thread."""
+        if self.step > self.first_step and not self._changing and self.group.is_first:
+            self.learner.abandon_step()
+            self.recorder.save(self.state_dict())
+            self.recorder.finish_saving()
+            self.recorder.console.saved(self.step, self.total_steps, self.recorder.path)
 
     def _state_between_steps(self) -> dict[str, Any]:
         """What also changes within a step. Kept from before it, so that a step which breaks off can
-        be repeated: its weights have not changed yet (batch norm's running means may have)."""
-        cuda = torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None
-        return {
-            "loader": self.loader.state_dict(),
-            "meter": self.meter.state_dict(),
-            "random": {"cpu": torch.get_rng_state(), "cuda": cuda},
-        }
+        be repeated: its weights have not changed yet."""
+        return {"loader": self.loader.state_dict(), "meter": self.meter.state_dict()}
 
     def state_dict(self) -> dict[str, Any]:
         return {
             "config": self.config.to_dict(),
             "classes": list(self.train_images.classes),
+            "launch": launch_name(),
             **self.learner.state_dict(),
             "step": self.step,
+            "skipped_steps": self.skipped.count,
             "evaluated_epochs": self.evaluated_epochs,
             "best_top1": self.best_top1,
             **self._boundary,
@@ -277,21 +329,11 @@ class Trainer:
 
     def load_state_dict(self, state: dict[str, Any], name: str) -> None:
         """Continue from a checkpoint of the same configuration; others are refused."""
-        saved = TrainConfig.from_dict(state["config"])
-        if differing := saved.differences(self.config):
-            raise CheckpointError(
-                f"{name} cannot be continued with other settings; it has {', '.join(differing)}"
-            )
-        if list(self.train_images.classes) != state["classes"]:
-            raise CheckpointError(
-                f"{name} was trained on other classes than {self.config.data} has"
-            )
+        check_continuable(state, self.config, self.train_images.classes, name)
         self.loader.load_state_dict(state["loader"])
         self.learner.load_state_dict(state)
         self.meter.load_state_dict(state["meter"])
+        self.skipped.count = state["skipped_steps"]
         self.step = state["step"]
         self.evaluated_epochs = state["evaluated_epochs"]
         self.best_top1 = state["best_top1"]
-        torch.set_rng_state(state["random"]["cpu"])
-        if self.device.type == "cuda" and state["random"]["cuda"] is not None:
-            torch.cuda.set_rng_state(state["random"]["cuda"], self.device)

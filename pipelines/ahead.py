@@ -21,11 +21,14 @@ def ahead(
     depth: int,
     start: Callable[[Item], Started],
     finish: Callable[[Started], Done],
+    drop: Callable[[Started], object] | None = None,
 ) -> Iterator[Done]:
     """Each item started and finished, in order, with `depth` others started behind it.
 
-    An error of one item is raised after all items before it were handed out. The name is of the
-    ranges in a profile: what this thread does to start items, and its wait for them.
+    An error of one item is raised after all items before it were handed out. Those behind it, and
+    those of a pass that is broken off, are dropped: finished for nothing, unless there is a
+    quicker way. The name is of the ranges in a profile: what this thread does to start items, and
+    its wait for them.
     """
 
     def finished() -> Done:
@@ -52,6 +55,9 @@ def ahead(
     finally:  # broken off: a pipeline must hand out what it was told to make
         while pending:
             with suppress(Exception):
-                finish(pending.popleft())
+                (drop or finish)(pending.popleft())
     if later is not None:
-        raise later
+        try:
+            raise later
+        finally:  # else the error and this frame hold each other, and DALI's pipelines, in memory
+            later = None

@@ -11,15 +11,17 @@ import torch
 
 from fastaug.config import TrainConfig
 from fastaug.data.images import ImageSet, decode
-from fastaug.data.manifest import gone_bad
 from fastaug.data.plan import PAD, ViewPlans
+from fastaug.data.reading import TryAgain, attempt, check_size, read_patiently
 from fastaug.data.schedule import BatchKey
-from fastaug.errors import DataError
+from fastaug.errors import DataError, first_line
 from fastaug.pipelines.ahead import ahead
 from fastaug.pipelines.decode import decode_pipeline
 
 READERS = 8
 """Threads that read files: they wait for the storage, not for a core."""
+REBUILDS = 3
+"""How often in a row DALI may stop at a batch whose images it decodes when asked for each."""
 
 
 class Planned(NamedTuple):
@@ -55,59 +57,70 @@ class Decoder:
     def run(self, batches: Iterable[Planned]) -> Iterator[tuple[Planned, Any]]:
         """Each batch with its images, a TensorList of DALI."""
         depth = self._config.prefetch
-        contents = ahead("read", batches, depth, self._start_reading, self._read)
-        return ahead("decode", contents, depth, self._start_decoding, self._decoded)
+        read = ahead("read", batches, depth, self._start_reading, self._read, self._leave_unread)
+        return ahead("decode", read, depth, self._start_decoding, self._decoded, self._leave)
 
     # --- reading ---
 
-    def _start_reading(self, batch: Planned) -> tuple[Planned, list[Future]]:
-        submit = self._readers.submit
-        return batch, [submit(self._content, int(index)) for index in batch.indices]
+    def _start_reading(self, batch: Planned) -> tuple[Planned, dict[int, Future]]:
+        submit, indices = self._readers.submit, map(int, batch.indices)
+        return batch, {index: submit(attempt, self._content, index) for index in indices}
 
-    def _read(self, started: tuple[Planned, list[Future]]) -> tuple[Planned, list[np.ndarray]]:
+    def _read(self, started: tuple[Planned, dict[int, Future]]) -> tuple[Planned, list[np.ndarray]]:
         batch, contents = started
-        return batch, [content.result() for content in contents]
+        first = {index: content.result() for index, content in contents.items()}
+        found = read_patiently(self._images, first, self._content)
+        return batch, [found[index] for index in map(int, batch.indices)]
+
+    def _leave_unread(self, started: tuple[Planned, dict[int, Future]]) -> None:
+        for content in started[1].values():
+            content.cancel()
 
     def _content(self, index: int) -> np.ndarray:
         """[bytes] uint8: the image as it is stored, or as a PPM where DALI would differ."""
         assert self._images.manifest is not None
-        try:
-            content = self._images.encoded(index)
-            if not self._images.manifest.plain[index]:
-                content = _ppm(decode(content, self._images.where(index)))
-        except DataError as error:
-            raise gone_bad(self._images, index, error) from error
+        content = self._images.encoded(index)
+        if not self._images.manifest.plain[index]:
+            content = _ppm(decode(content, self._images.where(index)))
         return np.frombuffer(content, np.uint8)
 
     # --- decoding ---
 
     def _start_decoding(self, read: tuple[Planned, list[np.ndarray]]) -> Planned:
         batch, contents = read
-        self._decoder.feed_input("encoded", contents)
-        self._decoder.schedule_run()
+        try:
+            self._decoder.feed_input("encoded", contents)
+            self._decoder.schedule_run()
+        except RuntimeError as error:  # at an image of a batch before it, which is found there
+            raise _stopped(error) from error
         return batch
 
     def _decoded(self, batch: Planned) -> tuple[Planned, Any]:
         try:
             (decoded,) = self._decoder.outputs(cuda_stream=self._stream())
         except RuntimeError as error:
-            raise self._culprit(batch.indices, error) from error
+            self._find_culprits(batch.indices)
+            raise _stopped(error) from error
         self._check_sizes(batch.indices, decoded.shape())
         return batch, decoded
+
+    def _leave(self, _batch: Planned) -> None:
+        """A pipeline must hand out what it was told to make."""
+        self._decoder.outputs(cuda_stream=self._stream())
 
     def _stream(self) -> torch.cuda.Stream | None:
         """What waits for the images on a GPU; without one, this thread would."""
         return None if self._gpu is None else torch.cuda.current_stream(self._gpu)
 
-    def _culprit(self, indices: np.ndarray, error: RuntimeError) -> DataError:
-        """The image that DALI stopped at, which it does not say. A resumed run leaves it out."""
-        index = next((i for i in map(int, indices) if not self._is_decodable(i)), None)
-        if index is None:
-            return DataError(f"DALI stopped while decoding: {str(error).splitlines()[0]}")
-        where = self._images.where(index)
-        return gone_bad(self._images, index, DataError(f"{where}: DALI cannot decode it"))
+    def _find_culprits(self, indices: np.ndarray) -> None:
+        """Raise BadImages for those that DALI stopped at, which it does not say, if they stay so.
 
-    def _is_decodable(self, index: int) -> bool:
+        They are read anew: an image may have been cut short just then.
+        """
+        first = {index: attempt(self._decode_alone, index) for index in map(int, indices)}
+        read_patiently(self._images, first, self._decode_alone)
+
+    def _decode_alone(self, index: int) -> None:
         """By the decoder alone: no other failure of the pipeline is an image's fault."""
         alone = decode_pipeline(
             self._config,
@@ -120,20 +133,18 @@ class Decoder:
         try:
             alone.feed_input("encoded", [self._content(index)])
             alone.schedule_run()
-            alone.outputs()
-        except (DataError, RuntimeError):
-            return False
-        return True
+            (decoded,) = alone.outputs()
+        except RuntimeError as error:
+            raise DataError(f"{self._images.where(index)}: DALI cannot decode it") from error
+        check_size(self._images, index, decoded.shape()[0][:2])
 
     def _check_sizes(self, indices: np.ndarray, shapes: list[tuple[int, ...]]) -> None:
         assert self._images.manifest is not None
         expected = self._images.manifest.sizes[indices] + self._margin
         changed = (np.array([shape[:2] for shape in shapes]) != expected).any(axis=1)
         if changed.any():
-            raise DataError(
-                f"{self._images.where(int(indices[changed.argmax()]))}: the file has changed, it "
-                "is of another size than when the run began; --resume looks at it again"
-            )
+            self._find_culprits(indices)
+            raise TryAgain("an image was of another size for a moment", times=REBUILDS)
 
     def _warm_up(self, depth: int) -> None:
         """When first scheduled, a pipeline starts as many runs as its queue is deep.
@@ -147,6 +158,10 @@ class Decoder:
         self._decoder.schedule_run()
         for _ in range(depth):
             self._decoder.outputs()
+
+
+def _stopped(error: RuntimeError) -> TryAgain:
+    return TryAgain(f"DALI stopped while decoding: {first_line(error)}", times=REBUILDS)
 
 
 def _ppm(image: np.ndarray) -> bytes:

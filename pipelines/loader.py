@@ -44,13 +44,11 @@ class DaliLoader(Schedule):
         self._stages: Stages | None = None
         choose_engine(config, device)  # said, or refused, before anything is made
 
-    def __iter__(self) -> Iterator[ViewBatch]:
+    def _pass(self, keys: list[BatchKey]) -> Iterator[ViewBatch]:
         if self._stages is None:  # built when first used and kept: it takes 0.2 s and more
             self._stages = Stages(self.images, self.config, self._per_batch, self._device)
         try:
-            for batch in self._stages.run(self.batches()):
-                self._handed_out()
-                yield batch
+            yield from self._stages.run(keys)
         except Exception:
             self._stages = None  # DALI's pipelines are of no use after an error
             raise

@@ -19,6 +19,7 @@ import torch
 from PIL import Image
 
 from fastaug.config import TrainConfig
+from fastaug.data import reading
 from fastaug.device import avoid_broken_cpu_arithmetic
 
 CLASSES = ("blue", "green", "red")
@@ -37,6 +38,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_unconfigure() -> None:
     shutil.rmtree(os.environ["FASTAUG_CACHE"], ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An image that stays bad is not waited for; one test is about the true pauses."""
+    monkeypatch.setattr(reading, "PAUSES", (0.01, 0.01))
 
 
 @pytest.fixture

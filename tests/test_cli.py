@@ -14,8 +14,9 @@ import pytest
 
 import fastaug
 from fastaug import __main__, cli, doctor, evaluate, preview, scan, train
-from fastaug.config import DoctorConfig, EvaluateConfig, PreviewConfig, ScanConfig, TrainConfig
+from fastaug.config import TrainConfig
 from fastaug.errors import CheckpointError
+from fastaug.options import DoctorConfig, EvaluateConfig, PreviewConfig, ScanConfig
 from fastaug.recipes import RECIPES
 
 # Scripts rely on these, and on --dali.

@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from fastaug.config import EvaluateConfig, TrainConfig
+from fastaug.config import TrainConfig
 from fastaug.errors import ConfigError
+from fastaug.options import EvaluateConfig
 from fastaug.recipes import RECIPES, get_recipe
 
 

@@ -24,6 +24,7 @@ from PIL import Image
 import fastaug
 from fastaug.batch import ViewBatch
 from fastaug.config import TrainConfig
+from fastaug.data import reading
 from fastaug.data.schedule import BatchKey
 from fastaug.data.sources import open_split
 from fastaug.data.views import NORMALISATION
@@ -171,7 +172,10 @@ class TestRuns:
         loader.set_epoch(0)
         same(list(loader), whole, 0)
 
-    def test_a_file_that_changed_under_the_run(self, tmp_path: Path, photos: str) -> None:
+    def test_a_file_that_changed_under_the_run(
+        self, tmp_path: Path, photos: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(reading, "PAUSES", (0.01,))
         shutil.copytree(photos, tmp_path / "copy")
         config = TrainConfig(data=str(tmp_path / "copy"), batch_size=8, **FUSED)
         loader = fastaug.build_loader(config)

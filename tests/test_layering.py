@@ -12,20 +12,25 @@ ROOT = Path(__file__).parent.parent
 # not know each other. The trainer evaluates after each epoch, so evaluation stands below it.
 LAYERS = [
     {"__main__"},
-    {"train", "evaluate", "preview", "scan", "doctor"},
-    {"cli", "trainer"},
-    {"evaluation", "installed", "learner", "profiler"},
-    {"loaders", "objectives", "models", "optim", "checkpoint", "telemetry", "console", "picture"},
+    {"train", "evaluate", "preview", "scan", "doctor", "export"},
+    {"cli", "exporting", "trainer"},
+    {"recorder"},
+    {"evaluation", "folding", "installed", "learner", "profiler", "run_folder", "saver", "skipped"},
+    {"weights"},
+    {"loaders", "objectives", "models", "optim", "checkpoint", "telemetry", "console", "picture"}
+    | {"announcement"},
     {"pipelines", "machine"},
     {"views"},
     {"data", "kernels"},
-    {"device", "interrupt", "recipes"},
-    {"config", "batch"},
-    {"cache", "ranges"},
+    {"device", "interrupt", "options", "recipes", "watchdog", "launch"},
+    {"config", "batch", "distributed"},
+    {"cache", "ranges", "whole_file"},
     {"errors"},
 ]
 # `import fastaug` is for anyone's training loop, and needs torch alone.
-LIGHT = {"__init__", "batch", "cache", "config", "errors", "kernels", "objectives", "recipes"}
+LIGHT = {"__init__", "batch", "cache", "config", "errors", "kernels", "objectives", "recipes"} | {
+    "whole_file"
+}
 
 
 def layer_of(name: str) -> int:

@@ -17,6 +17,7 @@ from shard_writers import WRITERS, every_format
 import fastaug
 from fastaug.batch import ViewBatch
 from fastaug.config import TrainConfig
+from fastaug.data import cores, reading
 from fastaug.data.cores import worker_count
 from fastaug.data.sources import open_split
 from fastaug.data.views import denormalise
@@ -194,16 +195,6 @@ def test_shards_give_the_views_of_the_folder(
     assert [int(i) for b in loader for i in b.labels] == [label for _, label in samples[:9]]
 
 
-def test_a_shard_that_was_cut_short(tiny: Tiny, folder: Path, tmp_path: Path) -> None:
-    images = open_split(str(folder), "train")
-    samples = [(images.encoded(i), int(images.labels[i])) for i in range(len(images))]
-    shard = WRITERS[".tar"](tmp_path / "train.tar", samples)
-    loader = fastaug.build_loader(tiny(data=str(tmp_path)))
-    shard.write_bytes(shard.read_bytes()[:9000])
-    with pytest.raises(DataError, match=r"train\.tar, image at byte \d+: cannot be read"):
-        list(loader)
-
-
 class TestEvaluationLoader:
     @pytest.mark.parametrize("views", [0, 3])
     @pytest.mark.parametrize("batch_size", [1, 7, 256])
@@ -296,9 +287,15 @@ class TestBadFiles:
 
     @pytest.mark.parametrize("workers", [0, 1])
     @pytest.mark.parametrize("damage", ["noise", "truncated", "gone"])
-    def test_one_that_goes_bad_during_the_run_is_named(
-        self, tiny: Tiny, data: Path, workers: int, damage: str
+    def test_one_too_many_that_goes_bad_during_the_run_is_named(
+        self,
+        tiny: Tiny,
+        data: Path,
+        workers: int,
+        damage: str,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
+        monkeypatch.setattr(reading, "PAUSES", (0.01,))
         config = tiny(data=str(data), workers=workers)
         loader = fastaug.build_loader(config)
         bad = loader.images.files[next(loader.batches()).indices[5]]
@@ -306,7 +303,9 @@ class TestBadFiles:
             bad.unlink()
         else:
             bad.write_bytes(b"not an image" if damage == "noise" else bad.read_bytes()[:200])
-        with pytest.raises(DataError, match=rf"^\S+{bad.parent.name}/{bad.name}: [^\n]*$"):
+        with pytest.raises(
+            DataError, match=rf"1 of 36 images are bad .*{bad.parent.name}/{bad.name} \([^\n]*$"
+        ):
             list(loader)
         if damage != "gone":  # a new run leaves it out, and one with the file mended has it again
             again = fastaug.build_loader(replace(config, max_bad=0.05))
@@ -335,6 +334,18 @@ class TestBadFiles:
 def test_worker_count() -> None:
     assert worker_count(3) == 3
     assert 1 <= worker_count(-1) <= 8
+
+
+@pytest.mark.parametrize(
+    ("ranks", "expected"), [("1", 8), ("2", 7), ("4", 3), ("16", 1), ("64", 1), ("", 8), ("x", 8)]
+)
+def test_ranks_of_a_machine_share_its_cores(
+    ranks: str, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cores, "core_count", lambda: 16)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
+    assert worker_count(-1) == expected
+    assert worker_count(5) == 5
 
 
 def test_images_in_memory(tmp_path: Path, tiny: Tiny) -> None:

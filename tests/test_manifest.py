@@ -19,7 +19,7 @@ from PIL import Image
 
 from fastaug.data import look, manifest
 from fastaug.data.images import ImageSet, Spans
-from fastaug.data.manifest import look_over, mark_bad, survey
+from fastaug.data.manifest import look_over, mark_bad, stamp_of, survey
 from fastaug.errors import DataError
 
 
@@ -324,6 +324,13 @@ class TestMarkBad:
         mark_bad(images, 1, "failed")
         assert list(look_over(images).manifest.bad) == [1]
         touch(images.files[1])
+        assert look_over(images).manifest.bad == {}
+
+    def test_one_that_was_mended_before_it_was_marked(self, tmp_path: Path) -> None:
+        images = image_set(tmp_path / "set", [JPEG] * 3)
+        stamp = stamp_of(images, 1)
+        touch(images.files[1])
+        mark_bad(images, 1, "failed", stamp)
         assert look_over(images).manifest.bad == {}
 
     def test_the_newest_reason_stays(self, tmp_path: Path) -> None:

@@ -161,10 +161,10 @@ def test_a_run_that_is_interrupted(
     update = learner.Learner.update
     steps = iter(range(1, 100))
 
-    def interrupt(self: learner.Learner, rate: float) -> None:
+    def interrupt(self: learner.Learner, rate: float) -> torch.Tensor:
         if next(steps) == stop:
             os.kill(os.getpid(), signal.SIGINT)
-        update(self, rate)
+        return update(self, rate)
 
     monkeypatch.setattr(learner.Learner, "update", interrupt)
     config = short(max_steps=0, epochs=1, profile=True)

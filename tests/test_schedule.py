@@ -10,7 +10,8 @@ import pytest
 
 from fastaug.config import TrainConfig
 from fastaug.data.images import ImageSet, Manifest
-from fastaug.data.schedule import Schedule
+from fastaug.data.schedule import DRAWS, Schedule
+from fastaug.data.stream import SUBSTITUTES, permutation, uniforms
 from fastaug.errors import DataError
 
 
@@ -147,3 +148,72 @@ def test_bad_images_are_replaced_and_nothing_else_moves() -> None:
     assert alike < 30  # 5 by chance
     assert sum(replaced.values()) == 600
     assert len(replaced) == 58  # drawn anew in every epoch, from all the others
+
+
+def replaced(bad: dict[int, str], epoch: int, count: int = 60) -> list[int]:
+    """The images of an epoch in their order."""
+    config = TrainConfig(views=2, batch_size=12)
+    schedule = Schedule(image_set(count, bad), config, train=True, images_per_batch=6)
+    schedule.set_epoch(epoch)
+    return list(itertools.chain(*indices(schedule)))
+
+
+@pytest.mark.parametrize("good", [59, 30, 2, 1])
+def test_a_substitute_is_the_first_good_one_that_is_drawn(good: int) -> None:
+    bad = dict.fromkeys(np.random.default_rng(good).permutation(60)[good:].tolist(), "torn")
+    exhausted = 0
+    for epoch in range(20):
+        expected = []
+        for index in permutation(0, epoch, 60).tolist():
+            drawn = uniforms(0, epoch, SUBSTITUTES, np.array([index]), 1, DRAWS)[0, 0]
+            candidates = [index, *(int(60 * number) for number in drawn)]
+            # Behind the draws: the next image of the set that is good, from its start if need be.
+            candidates += [(candidates[-1] + step) % 60 for step in range(60)]
+            place = next(i for i, one in enumerate(candidates) if one not in bad)
+            exhausted += place > DRAWS
+            expected.append(candidates[place])
+        assert replaced(bad, epoch) == expected
+    assert (exhausted > 0) == (good < 5)
+
+
+def test_one_more_bad_image_changes_its_own_places_alone() -> None:
+    """So it does not matter to the others when in the run it is found."""
+    known = {7: "torn", 41: "empty", 12: "gone"}
+    for epoch in range(200):
+        before, after = replaced(known, epoch), replaced({**known, 30: "torn"}, epoch)
+        for was, now in zip(before, after, strict=True):
+            assert (was == now) == (was != 30)
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize("last_batch", ["drop", "fill"])
+@pytest.mark.parametrize("then", [1, 2, 4])
+@pytest.mark.parametrize("first", [1, 2, 4])
+def test_an_epoch_goes_on_with_another_number_of_ranks(
+    first: int, then: int, last_batch: str, accumulate: int
+) -> None:
+    """Every image once, in steps of 24 images, whoever makes them."""
+    config = TrainConfig(views=2, batch_size=48, accumulate=accumulate, last_batch=last_batch)
+    count = 120 if last_batch == "fill" else 130
+
+    def of_ranks(ranks: int) -> list[Schedule]:
+        shared = {"train": True, "images_per_batch": config.images_per_part(ranks), "ranks": ranks}
+        images = image_set(count)
+        return [Schedule(images, config, rank=rank, **shared) for rank in range(ranks)]
+
+    whole = sorted(itertools.chain(*indices(of_ranks(1)[0])))
+    assert len(set(whole)) == 120
+    for stop in range(5 * accumulate + 1):
+        began, goes_on = of_ranks(first), of_ranks(then)
+        seen: list[int] = []
+        for schedule in began:
+            for key in itertools.islice(schedule.batches(), stop):
+                schedule._handed_out(key)
+                seen += key.indices.tolist()
+        for schedule in goes_on:
+            schedule.load_state_dict(began[0].state_dict())
+        if stop == 5 * accumulate:
+            assert (goes_on[0].epoch, goes_on[0].position) == (1, 0)
+            continue
+        seen += [index for one in goes_on for batch in indices(one) for index in batch]
+        assert sorted(seen) == whole

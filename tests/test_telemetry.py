@@ -14,8 +14,10 @@ from fastaug import learner, trainer
 from fastaug.batch import ViewBatch
 from fastaug.config import TrainConfig
 from fastaug.data.torch_loader import TorchLoader
+from fastaug.distributed import Group
 from fastaug.errors import ConfigError
-from fastaug.telemetry import Meter, RunFolder, Speedometer
+from fastaug.run_folder import RunFolder
+from fastaug.telemetry import Meter, Speedometer
 from fastaug.trainer import Trainer
 
 Tiny = Callable[..., TrainConfig]
@@ -26,7 +28,7 @@ def records(path: Path) -> list[dict]:
 
 
 def test_a_run_s_files(tmp_path: Path, tiny: Tiny) -> None:
-    run = RunFolder(tmp_path / "run", tiny())
+    run = RunFolder(tmp_path / "run", tiny(), say=print)
     run.write("train", 2, {"loss": 1.5}, {"views_per_s": 100.0})
     run.write_picture("views", Image.new("RGB", (24, 16)))
     run.write_summary({"finished": True})
@@ -45,21 +47,21 @@ def test_a_run_s_files(tmp_path: Path, tiny: Tiny) -> None:
 
 
 def test_a_folder_that_holds_a_run_is_not_written_over(tmp_path: Path, tiny: Tiny) -> None:
-    RunFolder(tmp_path, tiny()).close()
-    RunFolder(tmp_path, tiny()).close()  # no checkpoint yet: nothing to lose
+    RunFolder(tmp_path, tiny(), say=print).close()
+    RunFolder(tmp_path, tiny(), say=print).close()  # no checkpoint yet: nothing to lose
     (tmp_path / "last.pt").touch()
     with pytest.raises(ConfigError, match="holds a run already; continue it with --resume"):
-        RunFolder(tmp_path, tiny())
+        RunFolder(tmp_path, tiny(), say=print)
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path, tiny: Tiny) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"--out \S+file/run: cannot be written"):
-        RunFolder(tmp_path / "file/run", tiny())
+        RunFolder(tmp_path / "file/run", tiny(), say=print)
 
 
 def test_resuming_drops_what_will_be_written_again(tmp_path: Path, tiny: Tiny) -> None:
-    run = RunFolder(tmp_path, tiny())
+    run = RunFolder(tmp_path, tiny(), say=print)
     for step in (2, 4, 6):
         run.write("train", step, {}, {})
     run.write("partial", 4, {}, {})
@@ -67,7 +69,7 @@ def test_resuming_drops_what_will_be_written_again(tmp_path: Path, tiny: Tiny) -
     run.close()
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "train", "st')
-    RunFolder(tmp_path, tiny(), resume_step=4).close()
+    RunFolder(tmp_path, tiny(), say=print, resume_step=4).close()
     assert [(r["kind"], r["step"]) for r in records(tmp_path)] == [("train", 2), ("train", 4)]
 
 
@@ -75,9 +77,11 @@ def test_the_meter_weighs_parts_and_starts_anew() -> None:
     meter = Meter(torch.device("cpu"))
     meter.add(torch.tensor(1.0), torch.tensor([0.0, 2.0]), torch.tensor([4.0]), weight=0.5)
     meter.add(torch.tensor(3.0), torch.tensor([3.0]), torch.tensor([0.0]), weight=0.5)
+    meter.end_step(Group())
     state = meter.state_dict()
     assert meter.means() == meter.read() == {"loss": 2.0, "nll": 2.0, "kl": 2.0}
     meter.add(torch.tensor(7.0), torch.tensor([1.0]), torch.tensor([1.0]), weight=1.0)
+    meter.end_step(Group())
     assert meter.read()["loss"] == 7.0
     meter.load_state_dict(state)
     assert meter.read()["loss"] == 2.0
@@ -113,10 +117,11 @@ def test_the_share_of_waiting_for_data(
                 time.sleep(pause if slow == "loader" else 0)
                 yield batch
 
-    def update(self: learner.Learner, rate: float) -> None:
+    def update(self: learner.Learner, rate: float) -> torch.Tensor:
         time.sleep(pause if slow == "learner" else 0)
+        return torch.tensor(False)
 
-    def sleepy(config: TrainConfig, images: object) -> Sleepy:
+    def sleepy(config: TrainConfig, images: object, **_ranks: int) -> Sleepy:
         return Sleepy(images, config, train=True, images_per_batch=8)
 
     monkeypatch.setattr(trainer, "build_loader", sleepy)

@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastaug import evaluate, learner, trainer
+from fastaug import evaluate, learner
 from fastaug.checkpoint import load_checkpoint
 from fastaug.config import TrainConfig
 from fastaug.errors import CheckpointError, ConfigError, DataError
@@ -56,7 +56,13 @@ def test_what_a_run_leaves_behind(tiny: Tiny) -> None:
     folder = run(tiny())
     names = {path.name for path in folder.iterdir()}
     events = {name for name in names if name.startswith("events.out.tfevents")}
-    assert names - events == {"config.json", "metrics.jsonl", "summary.json", "last.pt", "best.pt"}
+    assert names - events == {
+        *("config.json", "metrics.jsonl", "summary.json"),
+        *("last.pt", "best.pt", "best.safetensors", "checkpoints"),
+    }
+    assert {path.name for path in (folder / "checkpoints").iterdir()} == {
+        f"step-{step:09}.pt" for step in (4, 8)
+    }
     assert len(events) == 1
     kinds = [(record["kind"], record["step"]) for record in metrics(folder)]
     assert kinds == [
@@ -67,7 +73,7 @@ def test_what_a_run_leaves_behind(tiny: Tiny) -> None:
         ("final", 8),
     ]
     first = metrics(folder)[0]
-    assert first.keys() == {"kind", "step", "epoch", "loss", "nll", "kl", "lr"}
+    assert first.keys() == {"kind", "step", "epoch", "loss", "nll", "kl", "lr", "skipped_steps"}
     assert first["loss"] == pytest.approx(first["nll"] + first["kl"], abs=1e-5)
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["finished"]
@@ -179,17 +185,10 @@ def test_metrics_are_read_every_few_steps_alone(
     assert len(reads) == 4  # steps 3, 4 (end of the epoch), 6 and 8
 
 
-def test_checkpoints_within_an_epoch(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    saved = []
-    save = trainer.save_checkpoint
-
-    def spy(path: Path, state: dict) -> None:
-        saved.append((path.name, state["step"], state["loader"]["position"]))
-        save(path, state)
-
-    monkeypatch.setattr(trainer, "save_checkpoint", spy)
-    run(tiny(checkpoint_every=3, epochs=1))
-    assert ("last.pt", 3, 3) in saved
+def test_checkpoints_within_an_epoch(tiny: Tiny) -> None:
+    folder = run(tiny(checkpoint_every=3, epochs=1))
+    state = load_checkpoint(folder / "checkpoints/step-000000003.pt")
+    assert (state["step"], state["loader"]["position"]) == (3, 3)
 
 
 def test_evaluation_now_and_then(tiny: Tiny) -> None:
@@ -211,18 +210,22 @@ def test_a_run_goes_on_without_an_image_that_went_bad(
 ) -> None:
     data = Path(shutil.copytree(folder, tmp_path / "data"))
     config = tiny(data=str(data), loader=loader, max_bad=0.05)
-    failing = Trainer(config)
-    victim = failing.train_images.files[list(failing.loader.batches())[2].indices[0]]
+    going = Trainer(config)
+    victim = going.train_images.files[list(going.loader.batches())[2].indices[0]]
     victim.write_bytes(victim.read_bytes()[:300])
-    with pytest.raises(DataError, match=rf"{victim.name}: .*--resume goes on without it"):
-        failing.fit()
-    folder = run(config, checkpoint=Path(config.out) / "last.pt")
-    assert json.loads((folder / "summary.json").read_text())["finished"]
-    (line,) = (folder / "bad-images.txt").read_text().splitlines()
+    going.fit()
+    out = Path(config.out)
+    assert json.loads((out / "summary.json").read_text())["finished"]
+    (line,) = (out / "bad-images.txt").read_text().splitlines()
     assert line.startswith(f"{victim}: ")
+    capsys.readouterr()
+    # A run that has known of it from the start, and goes on from where it was met.
+    again = run(replace(config, max_steps=6, out=f"{config.out}-again"))
     shown = capsys.readouterr().out
     assert "35 training and 15 test images" in shown
     assert "in the place of 1 bad training images come others" in shown
+    (listed,) = (again / "bad-images.txt").read_text().splitlines()
+    assert listed == line
 
 
 class TestResume:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fastaug.cache import whole_file
+from fastaug.whole_file import whole_file
 
 
 def load_arrays(file: Path) -> dict[str, np.ndarray] | None:
@@ -21,5 +21,7 @@ def load_arrays(file: Path) -> dict[str, np.ndarray] | None:
 
 def store_arrays(file: Path, **arrays: np.ndarray) -> None:
     """Keep arrays, all or none of them; a folder that cannot be written keeps none."""
-    with suppress(OSError), whole_file(file) as unfinished, unfinished.open("wb") as out:
-        np.savez(out, allow_pickle=False, **arrays)
+    with suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with whole_file(file) as unfinished, unfinished.open("wb") as out:
+            np.savez(out, allow_pickle=False, **arrays)

@@ -12,5 +12,11 @@ def core_count() -> int:
 
 
 def worker_count(workers: int) -> int:
-    """--workers as given, or one less than the cores, 1 to 8."""
-    return workers if workers >= 0 else min(8, max(1, core_count() - 1))
+    """--workers as given, or one less than this rank's share of the cores, 1 to 8."""
+    return workers if workers >= 0 else min(8, max(1, core_count() // _ranks_here() - 1))
+
+
+def _ranks_here() -> int:
+    """Ranks of this machine, as torchrun says: they all see the same cores."""
+    ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return max(1, int(ranks)) if ranks.isdecimal() else 1

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from fastaug.errors import DataError
+from fastaug.errors import DataError, first_line
 
 # A header can claim any size; 180 megapixels (Pillow's own bomb limit) are 0.5 GB decoded.
 MAX_PIXELS = 180_000_000
@@ -112,12 +112,12 @@ class ImageSet:
     @cached_property
     def fingerprint(self) -> str:
         """The same for the same images in the same order, also where the folder has moved."""
-        digest = hashlib.sha256("\n".join(self.classes).encode())
+        digest = hashlib.sha256(_bytes("\n".join(self.classes)))
         digest.update(np.ascontiguousarray(self.labels).tobytes())
         for file in self.files:
-            digest.update(f"{file.parent.name}/{file.name}\n".encode())
+            digest.update(_bytes(f"{file.parent.name}/{file.name}\n"))
         if self.spans is not None:
-            digest.update("\n".join(shard.name for shard in self.spans.shards).encode())
+            digest.update(_bytes("\n".join(shard.name for shard in self.spans.shards)))
             for numbers in (self.spans.shard, self.spans.offset, self.spans.size):
                 digest.update(np.ascontiguousarray(numbers).tobytes())
         if self.array is not None:
@@ -125,6 +125,11 @@ class ImageSet:
             # One pixel row of each image: enough to tell sets apart, and quick for 50,000 of them.
             digest.update(np.ascontiguousarray(self.array[:, self.array.shape[1] // 2]).tobytes())
         return digest.hexdigest()[:16]
+
+
+def _bytes(text: str) -> bytes:
+    """Names of files may hold bytes that are no text."""
+    return text.encode("utf-8", "surrogateescape")
 
 
 def decode(content: bytes, where: str) -> np.ndarray:
@@ -150,5 +155,5 @@ def open_image(content: bytes, where: str) -> Iterator[Image.Image]:
         elif isinstance(error, Image.UnidentifiedImageError):
             reason = "not an image of a known format"
         else:
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            reason = first_line(error)
         raise DataError(f"{where}: cannot be decoded ({reason})") from error

@@ -27,7 +27,7 @@ from fastaug.data.arrays import load_arrays, store_arrays
 from fastaug.data.cores import core_count
 from fastaug.data.images import MAX_PIXELS, ImageSet, Manifest
 from fastaug.data.look import Budget, Look, look
-from fastaug.errors import DataError
+from fastaug.errors import DataError, printable
 
 log = logging.getLogger("fastaug")
 
@@ -106,30 +106,30 @@ def survey(
     return replace(images, manifest=found.manifest)
 
 
-def mark_bad(images: ImageSet, index: int, reason: str) -> None:
-    """Leave image number index out from the next survey on, until its file changes."""
+def mark_bad(images: ImageSet, index: int, reason: str, stamp: int | None = None) -> None:
+    """Leave image number index out from the next survey on, until its file changes.
+
+    stamp: of the file that was found bad, where it may have changed since.
+    """
     if images.array is not None:
         return
-    stamp = _stamps(images, [index])
+    stamp = stamp_of(images, index) if stamp is None else stamp
     file, notes = _file_of(images), _recall(images)
-    (places,) = np.nonzero(notes.rows["stamp"] == stamp)
+    (places,) = np.nonzero(notes.rows["stamp"] == np.uint64(stamp))
     if not len(places):
         notes.rows = np.append(notes.rows, np.zeros(1, _ROW))
-        notes.rows["stamp"][-1] = stamp[0]
+        notes.rows["stamp"][-1] = stamp
     row = int(places[0]) if len(places) else len(notes.rows) - 1
     notes.write_down(row, Look(reason=" ".join(reason.split())[:200]), _FULL)
     _remember(file, notes)
     kept = _recall(images).rows
-    if not kept["bad"][kept["stamp"] == stamp].any():
+    if not kept["bad"][kept["stamp"] == np.uint64(stamp)].any():
         log.warning("%s cannot be written: %s is not left out", file, images.where(index))
 
 
-def gone_bad(images: ImageSet, index: int, error: DataError) -> DataError:
-    """The error of an image that fails during a run: a resumed run goes on without the image."""
-    if isinstance(error.__cause__, FileNotFoundError):
-        return error
-    mark_bad(images, index, str(error).removeprefix(f"{images.where(index)}: "))
-    return DataError(f"{error}; --resume goes on without it, or with it once it is mended")
+def stamp_of(images: ImageSet, index: int) -> int:
+    """Another number when the image changes: made of its path, size and time."""
+    return 0 if images.array is not None else int(_stamps(images, [index])[0])
 
 
 def check_share(images: ImageSet, found: Survey, max_bad: float) -> None:
@@ -254,7 +254,9 @@ def _list_bad(file: Path, images: ImageSet, bad: Mapping[int, str]) -> Path | No
             path.unlink(missing_ok=True)
             return None
         path.parent.mkdir(parents=True, exist_ok=True)
-        lines = [f"{images.where(index)}: {reason}\n" for index, reason in bad.items()]
+        lines = [
+            printable(f"{images.where(index)}: {reason}") + "\n" for index, reason in bad.items()
+        ]
         path.write_text("".join(lines), encoding="utf-8", errors="surrogateescape")
     except OSError:
         return None

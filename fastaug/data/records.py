@@ -27,6 +27,7 @@ log = logging.getLogger("fastaug")
 # With several test sets, the first. ImageNet's "test" has no labels.
 _NAMES = {"train": ("train",), "test": ("val", "validation", "test")}
 _WORDS = "|".join(word for words in _NAMES.values() for word in words)
+_MAX_NAMES = 2**26  # bytes of classes.txt
 _THREADS = 8  # indexing waits for the disk, a network's most of all
 
 
@@ -141,6 +142,8 @@ def _class_names(root: Path, numbers: np.ndarray) -> tuple[str, ...]:
     if not file.is_file():
         return tuple(map(str, numbers))
     try:
+        if (size := file.stat().st_size) > _MAX_NAMES:
+            raise DataError(f"{file}: {size} bytes are too many for names of classes")
         names = tuple(line.strip() for line in file.read_text("utf-8").rstrip().split("\n"))
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{file}: cannot be read as UTF-8 text ({error})") from error

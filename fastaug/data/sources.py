@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import tarfile
-import zipfile
 from pathlib import Path
 from typing import Literal
 
@@ -11,6 +9,7 @@ import numpy as np
 
 from fastaug.data.cifar import ARCHIVES, cifar_folder, read_cifar, read_cifar_tar
 from fastaug.data.images import ImageSet
+from fastaug.data.npz import NpzFile, open_npz
 from fastaug.data.records import find_shards, open_records
 from fastaug.data.shapes import ensure_shapes
 from fastaug.data.webdataset import IMAGE_SUFFIXES
@@ -27,6 +26,8 @@ _ARRAYS = {
         ("val_images", "val_labels"),
     ),
 }
+_MAX_CLASSES = 2**20
+"""Of an .npz: a label of 2**62 would take as many names."""
 _HELD_OUT = 10
 """Every tenth image of each class is the test set of an .npz that has none."""
 
@@ -70,10 +71,7 @@ def open_split(data: str, split: Split) -> ImageSet:
     elif path.suffix == ".npz":
         images = _open_npz(path, split)
     elif path.name.endswith((".tar.gz", ".tgz", ".tar")):
-        try:
-            images = read_cifar_tar(path, split)
-        except (tarfile.TarError, EOFError, OSError) as error:
-            raise DataError(f"{path}: not a readable tar archive ({error})") from error
+        images = read_cifar_tar(path, split)
     else:
         raise DataError(
             f"--data {data}: not a kind of data that is known; give a folder of class folders "
@@ -124,19 +122,20 @@ def _is_image(file: Path) -> bool:
 
 
 def _open_npz(path: Path, split: Split) -> ImageSet:
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            images, labels, held_out = _npz_arrays(path, file, split)
-            # The training labels number the classes, for both splits alike.
-            numbers = _npz_arrays(path, file, "train")[1]
-            is_whole = np.issubdtype(numbers.dtype, np.integer)
-            highest = int(numbers.max(initial=0)) if is_whole else 0
-            names = file.get("classes")
-    except (zipfile.BadZipFile, EOFError, OSError, ValueError) as error:
-        raise DataError(f"{path}: not a readable .npz ({error})") from error
+    with open_npz(path) as file:
+        image_name, label_name, held_out = _npz_names(path, file, split)
+        images, labels = file.read(image_name), file.read(label_name)
+        # The training labels number the classes, for both splits alike.
+        numbers = file.read(_npz_names(path, file, "train")[1])
+        names = file.read("classes") if "classes" in file else None
+    is_whole = np.issubdtype(numbers.dtype, np.integer)
+    highest = int(numbers.max(initial=0)) if is_whole else 0
+    count = highest + 1 if names is None else names.size
+    if count > _MAX_CLASSES or (names is not None and names.ndim != 1):
+        raise DataError(f"{path}: {count} classes; {_MAX_CLASSES} in one row are the most")
     if images.ndim == 3 or (images.ndim == 4 and images.shape[-1] == 1):
         images = np.repeat(images.reshape(*images.shape[:3], 1), 3, axis=-1)
-    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[-1] != 3:
+    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[-1] != 3 or _is_flat(images):
         raise DataError(
             f"{path}: images must be uint8 of shape [N, H, W, 3] or [N, H, W], "
             f"got {images.dtype} of shape {list(images.shape)}"
@@ -160,17 +159,22 @@ def _open_npz(path: Path, split: Split) -> ImageSet:
     return ImageSet(f"{path} ({split})", classes, labels, array=images)
 
 
-def _npz_arrays(path: Path, file: np.lib.npyio.NpzFile, split: Split) -> tuple:
-    """images, labels, and whether the test set must be held out of them."""
+def _is_flat(images: np.ndarray) -> bool:
+    """[N, H, W, 3] whose images have no pixel."""
+    return len(images) > 0 and images.size == 0
+
+
+def _npz_names(path: Path, file: NpzFile, split: Split) -> tuple[str, str, bool]:
+    """Names of images and labels, and whether the test set must be held out of them."""
     for images, labels in _ARRAYS[split]:
         if images in file and labels in file:
             alone = not any(name in file for name, _ in _ARRAYS["test"])
-            return file[images], file[labels], alone
+            return images, labels, alone
     if split == "test":
-        return _npz_arrays(path, file, "train")
+        return _npz_names(path, file, "train")
     takes = ", ".join("/".join(pair) for side in _ARRAYS.values() for pair in side)
     raise DataError(
-        f"{path}: no arrays of images and labels; it has {_few(file.files)} and "
+        f"{path}: no arrays of images and labels; it has {_few(file.names)} and "
         f"needs one of {takes}"
     )
 

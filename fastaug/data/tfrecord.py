@@ -117,6 +117,8 @@ def _fields(shard: Shard, message: Extent) -> Iterator[tuple[int, int, int, int]
             raise shard.wrong(place, "not a tf.train.Example (no such wire type)")
         if after > end:
             raise shard.wrong(place, "not a tf.train.Example (a field is longer than its message)")
+        if tag < 8:  # or a hole of zeros in a file would be fields without end
+            raise shard.wrong(place, "not a tf.train.Example (a field has number 0)")
         yield tag >> 3, wire, start, after
         place = after
 

@@ -2,36 +2,43 @@
 
 from __future__ import annotations
 
+import faulthandler
+import gc
+import logging
 import os
 import signal
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from fastaug.batch import VIEW_DTYPES, ViewBatch
 from fastaug.config import TrainConfig
 from fastaug.data.cores import worker_count
 from fastaug.data.images import ImageSet
-from fastaug.data.manifest import gone_bad
 from fastaug.data.plan import draw_plans
+from fastaug.data.reading import BadImages, Fault, TryAgain, attempt, check_size, read_patiently
 from fastaug.data.schedule import BatchKey, Schedule
 from fastaug.data.views import reference_views
-from fastaug.errors import DataError
+from fastaug.errors import DataError, first_line
 from fastaug.ranges import named, workers_file, write_to
+
+log = logging.getLogger("fastaug")
 
 
 class TorchLoader(Schedule):
     """An iterable of ViewBatch in the memory of the host."""
 
-    def __iter__(self) -> Iterator[ViewBatch]:
+    def _pass(self, keys: list[BatchKey]) -> Iterator[ViewBatch]:
         # New workers for every epoch: forking takes 20 ms, and none stay when a pass is broken off.
         batches: DataLoader = DataLoader(
             _ViewMaker(self.images, self.config),
-            sampler=list(self.batches()),
+            sampler=keys,
             batch_size=None,
             num_workers=worker_count(self.config.workers),
             pin_memory=torch.cuda.is_available(),
@@ -39,18 +46,26 @@ class TorchLoader(Schedule):
             # Its own: a pass must not draw from torch's numbers, which dropout goes on with.
             generator=torch.Generator(),
         )
-        for batch in batches:
-            if isinstance(batch, _BadImage):
-                raise gone_bad(self.images, batch.image, batch.error)
-            if isinstance(batch, DataError):
-                raise batch
-            self._handed_out()
-            yield batch
+        for made in _while_workers_live(batches):
+            for line in made.said:
+                log.warning("%s", line)
+            if isinstance(made.batch, DataError):
+                raise made.batch
+            if made.batch is None:
+                raise BadImages(made.faults, made.images)
+            yield made.batch
 
 
-class _BadImage(NamedTuple):
-    image: int
-    error: DataError
+class _Made(NamedTuple):
+    """What comes out of a worker. Errors are not raised there: torch would bury them in a
+    traceback; and nothing is logged: the trainer's console may be locked for ever in a fork."""
+
+    batch: ViewBatch | DataError | None
+    said: list[str]
+    faults: Mapping[int, Fault]
+    """Without a batch: why."""
+    images: int
+    """That were read."""
 
 
 class _ViewMaker(Dataset):
@@ -60,23 +75,24 @@ class _ViewMaker(Dataset):
         self._images = images
         self._config = config
 
-    def __getitem__(self, key: BatchKey) -> ViewBatch | DataError | _BadImage:
-        """Errors are returned, not raised: the DataLoader would bury them in a traceback."""
-        with named("decode"):
-            images = self._decoded(key)
-        if isinstance(images, _BadImage):
-            return images
+    def __getitem__(self, key: BatchKey) -> _Made:
+        said: list[str] = []
+        say = log.warning if get_worker_info() is None else said.append
+        indices = list(map(int, key.indices))
+        try:
+            with named("decode"):
+                first = {index: attempt(self._image, index) for index in indices}
+                images = read_patiently(self._images, first, self._image, say)
+        except BadImages as found:
+            return _Made(None, said, found.faults, found.images)
         with named("views"):
-            return self._views(key, images)
+            batch = self._views(key, [images[index] for index in indices])
+        return _Made(batch, said, {}, len(images))
 
-    def _decoded(self, key: BatchKey) -> list[np.ndarray] | _BadImage:
-        images = []
-        for index in map(int, key.indices):
-            try:
-                images.append(self._images.image(index))
-            except DataError as error:  # noqa: PERF203
-                return _BadImage(index, error)
-        return images
+    def _image(self, index: int) -> np.ndarray:
+        image = self._images.image(index)
+        check_size(self._images, index, image.shape[:2])
+        return image
 
     def _views(self, key: BatchKey, images: list[np.ndarray]) -> ViewBatch | DataError:
         config = self._config
@@ -96,8 +112,49 @@ class _ViewMaker(Dataset):
         )
 
 
+def _while_workers_live(batches: DataLoader) -> Iterator[_Made]:
+    """What the workers make; a worker that was killed is a reason to start again, once."""
+    try:
+        # What has threads, as DALI's pipelines, must not be collected in a fork, which has none.
+        gc.freeze()
+        try:
+            with _without_torch_s_alarm():
+                made = iter(batches)
+        finally:
+            gc.unfreeze()
+        yield from made
+    except (RuntimeError, OSError, EOFError) as error:
+        # Of this process itself, or of a worker that is alive and has sent it.
+        if batches.num_workers == 0 or str(error).startswith("Caught "):
+            raise
+        raise TryAgain(
+            f"a worker process of the loader has died ({first_line(error)}), as when "
+            "memory runs out (fewer --workers take less)",
+            times=1,
+        ) from error
+
+
+@contextmanager
+def _without_torch_s_alarm() -> Iterator[None]:
+    """torch would raise an error wherever the training is when a worker dies, in a step as well.
+
+    Without its handler the death is found when a batch is waited for, within 5 s.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGCHLD)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGCHLD, before or signal.SIG_DFL)
+
+
 def _start_worker(ranges_file: str | None, _worker: int) -> None:
     write_to(ranges_file)
+    if hasattr(faulthandler, "register"):  # for a watchdog that asks where a worker is
+        # Of the thread that is asked alone: the frames of others move while they are read.
+        faulthandler.register(signal.SIGUSR1, file=2, all_threads=False)
     _leave_signals_to_trainer()
 
 

@@ -10,12 +10,14 @@ from itertools import groupby
 from typing import NamedTuple
 
 from fastaug.data.shard import Record, Shard
-from fastaug.errors import DataError
+from fastaug.errors import DataError, first_line
 
 IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff", ".gif"}
 
 _COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd", b"\x04\x22\x4d\x18")
 _MAX_CLS = 64  # bytes; a 64-bit number has 20 digits
+_MAX_HEADER = 2**17  # bytes; true ones hold a long name, or what a file system notes of a file
+_MAX_COMMON = 1000  # values for all members, which tarfile copies for each of them
 _PADDING = 2**16  # looked at after the end mark; tar pads to 10 KiB
 
 
@@ -98,6 +100,10 @@ def _members(shard: Shard) -> Iterator[_Member]:
                 # A negative size would lead back, and round for ever.
                 if info.size < 0 or archive.offset <= before:
                     raise shard.wrong(info.offset, f"a member of {info.size} bytes")
+                if len(archive.pax_headers) > _MAX_COMMON:
+                    raise shard.wrong(
+                        info.offset, f"more than {_MAX_COMMON} values for all members"
+                    )
                 before = archive.offset
                 if not info.isreg():
                     continue
@@ -110,7 +116,7 @@ def _members(shard: Shard) -> Iterator[_Member]:
     except DataError:
         raise
     except Exception as error:  # hostile headers raise almost anything in tarfile
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         raise DataError(
             f"{shard.path}: not a readable tar ({reason}); it is torn or damaged, fetch it again"
         ) from error
@@ -143,6 +149,8 @@ class _Headers:
 
     def read(self, size: int) -> bytes:
         inside = min(size, max(self._shard.size - self._place, 0))
+        if inside > _MAX_HEADER:
+            raise self._shard.wrong(self._place, f"a header or label of {inside} bytes")
         content = self._shard.read(self._place, inside) if inside else b""
         self._place += len(content)
         return content

@@ -19,11 +19,12 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
-from fastaug.cache import cache_dir, whole_file
+from fastaug.cache import cache_dir
 from fastaug.errors import DataError
 from fastaug.kernels.build import digest
 from fastaug.kernels.contract import Average, Kernel, takes_mean
 from fastaug.kernels.reference import ReferenceKernel
+from fastaug.whole_file import whole_file
 
 # Of values: relative, and in nats. Of gradients: relative to the largest of the image, which for
 # half precision is the rounding of the gradient itself.
@@ -101,8 +102,10 @@ def found_before(
             return KernelReport(**json.loads(file.read_text()))
     report = compare(kernel, device)
     if file is not None and report.admitted:
-        with suppress(OSError), whole_file(file) as unfinished:
-            unfinished.write_text(json.dumps(asdict(report)))
+        with suppress(OSError):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with whole_file(file) as unfinished:
+                unfinished.write_text(json.dumps(asdict(report)))
     return report
 
 

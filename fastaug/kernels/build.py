@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 
-from fastaug.cache import cache_dir, whole_file
+from fastaug.cache import cache_dir
 from fastaug.errors import FastaugError, KernelUnavailable
+from fastaug.whole_file import whole_file
 
 log = logging.getLogger("fastaug")
 
@@ -45,6 +46,7 @@ def built(name: str, make: Callable[[Path], None]) -> Path:
     try:
         file = cache_dir() / "kernels" / name
         if not file.is_file():
+            file.parent.mkdir(parents=True, exist_ok=True)
             with whole_file(file) as unfinished:
                 make(unfinished)
         return file

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastaug.errors import KernelUnavailable
+from fastaug.errors import KernelUnavailable, first_line
 from fastaug.kernels.nvrtc import Program, architecture_for, checked, image_for
 
 OLDEST = (7, 5)
@@ -90,8 +90,7 @@ def _driver() -> Any:
     except ImportError as error:
         raise KernelUnavailable("needs cuda.bindings: pip install cuda-bindings") from error
     except RuntimeError as error:
-        reason = str(error).partition("\n")[0]
-        raise KernelUnavailable(f"cannot load NVIDIA's driver: {reason}") from error
+        raise KernelUnavailable(f"cannot load NVIDIA's driver: {first_line(error)}") from error
     return driver
 
 

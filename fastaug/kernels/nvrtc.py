@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fastaug.errors import KernelUnavailable
+from fastaug.errors import KernelUnavailable, first_line
 from fastaug.kernels.build import built, digest, source_folder
 
 log = logging.getLogger("fastaug")
@@ -131,6 +131,7 @@ def _nvrtc() -> Any:
     except ImportError as error:
         raise KernelUnavailable("needs cuda.bindings: pip install cuda-bindings") from error
     except RuntimeError as error:
-        reason = str(error).partition("\n")[0]
-        raise KernelUnavailable(f"cannot load NVRTC, which comes with torch: {reason}") from error
+        raise KernelUnavailable(
+            f"cannot load NVRTC, which comes with torch: {first_line(error)}"
+        ) from error
     return nvrtc

@@ -1,0 +1,60 @@
+"""python -m fastaug.export CHECKPOINT --to FORMAT: a trained network for other programs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from fastaug import cli
+from fastaug.checkpoint import checkpoint_file, evaluated_weights, load_checkpoint
+from fastaug.config import TrainConfig
+from fastaug.console import show_table
+from fastaug.errors import ConfigError
+from fastaug.exporting import BATCHES, FORMATS, check_packages, export_network
+from fastaug.models import build_configured_model
+from fastaug.options import ExportConfig
+from fastaug.weights import safetensors_metadata
+
+
+def main(args: Sequence[str]) -> int:
+    options = cli.parse(ExportConfig, args, prog="python -m fastaug.export")
+    path = checkpoint_file(options.checkpoint)
+    out = output_file(options, path)
+    check_packages(options.to)
+    state = load_checkpoint(path)
+    config = TrainConfig.from_dict(state["config"])
+    model = build_configured_model(config, len(state["classes"]))
+    model.load_state_dict(evaluated_weights(state))
+    written = export_network(options.to, out, model, config, safetensors_metadata(state))
+    averaged = "" if state["ema"] is None else ", moving average"
+    rows = [
+        ("checkpoint", f"{path} (step {state['step']:,}{averaged})"),
+        ("model", f"{config.model}, {len(state['classes'])} classes, {config.size} px"),
+        ("file", f"{out} ({options.to}, {written.bytes / 1e6:,.1f} MB)"),
+        (
+            f"read back, batches of {' and '.join(map(str, BATCHES))}",
+            f"logits differ by {written.difference:.1e} at most; the largest is "
+            f"{written.largest_logit:.3g}",
+        ),
+    ]
+    show_table("fastaug export", rows)
+    return 0
+
+
+def output_file(options: ExportConfig, checkpoint: Path) -> Path:
+    """--out, or the checkpoint's name with the suffix of the format."""
+    suffix = FORMATS[options.to].suffix
+    beside = checkpoint.with_suffix(suffix)
+    out = cli.output_file("--out", options.out) if options.out else beside
+    if out.suffix != suffix:
+        meant = [name for name, kind in FORMATS.items() if kind.suffix == out.suffix]
+        hint = f", or give --to {meant[0]}" if meant else ""
+        raise ConfigError(
+            f"--out {options.out}: a file of --to {options.to} ends in {suffix}; rename it{hint}"
+        )
+    return out
+
+
+if __name__ == "__main__":
+    sys.exit(cli.run(main))

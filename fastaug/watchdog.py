@@ -1,0 +1,107 @@
+"""The watchdog: a run that makes no progress ends, and says where each of its threads stood."""
+
+from __future__ import annotations
+
+import faulthandler
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+EXIT_CODE = 75
+"""EX_TEMPFAIL of sysexits.h: to try again makes sense."""
+
+_LAST_RESORT = 60.0
+"""Seconds that saving may take in a process in which something hangs."""
+
+
+_STDERR = 2
+"""Not sys.stderr, which may have been replaced by something that is no file."""
+
+
+class Watchdog:
+    """Within the context, `seconds` without a beat end the process; 0 is never.
+
+    Its thread counts time that it has seen pass, so a process that was stopped (SIGSTOP, a laptop
+    that sleeps) and goes on is not taken for one that hangs. If Python itself is stuck, in
+    something that keeps its lock, faulthandler's own timer ends the process after twice the time
+    and a minute; it goes by the clock, and so ends one, too, that was stopped for that long.
+    """
+
+    def __init__(
+        self, seconds: float, *, name: str, file: Path | None, save: Callable[[], None]
+    ) -> None:
+        """name: of this process in messages; file: for the stacks, besides stderr; save: called
+        in another thread than the training's, before the end."""
+        self._seconds, self._name, self._file, self._save = seconds, name, file, save
+        self._beats = 0
+        self._doing = "starting"
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="fastaug-watchdog", daemon=True)
+
+    def __enter__(self) -> Watchdog:
+        if self._seconds:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._stop.set()
+        if self._seconds:
+            self._thread.join()
+            faulthandler.cancel_dump_traceback_later()
+
+    def beat(self, doing: str) -> None:
+        """There is progress, and this comes next."""
+        self._doing = doing
+        self._beats += 1
+
+    def _watch(self) -> None:
+        period = min(1.0, self._seconds / 5)
+        before, silent, heard = time.monotonic(), 0.0, -1
+        while not self._stop.wait(period):
+            now = time.monotonic()
+            silent += min(now - before, 2 * period)
+            before = now
+            if heard != self._beats:
+                heard, silent = self._beats, 0.0
+                _end_later(2 * self._seconds + _LAST_RESORT)
+            if silent >= self._seconds:
+                self._end()
+
+    def _end(self) -> None:
+        _end_later(2 * _LAST_RESORT)
+        line = (
+            f"error: {self._name} has made no progress for {self._seconds:g} s (--stall-timeout) "
+            f"while {self._doing}; the stacks of its threads:\n"
+        )
+        with suppress(OSError):
+            self._tell(line, _STDERR)
+        if self._file is not None:
+            with suppress(OSError), open(self._file, "w", encoding="utf-8") as file:
+                self._tell(line, file.fileno())
+        for child in multiprocessing.active_children():  # loader workers write theirs to stderr
+            if hasattr(signal, "SIGUSR1") and child.pid:
+                with suppress(OSError):
+                    os.kill(child.pid, signal.SIGUSR1)
+        # The disk may be what hangs: in a thread of its own, for the exit code.
+        saving = threading.Thread(target=self._save, name="fastaug-last-save", daemon=True)
+        saving.start()
+        saving.join(_LAST_RESORT)
+        for child in multiprocessing.active_children():  # else what hangs outlives this process
+            with suppress(OSError):
+                child.kill()
+        os._exit(EXIT_CODE)
+
+    @staticmethod
+    def _tell(line: str, descriptor: int) -> None:
+        os.write(descriptor, line.encode())
+        faulthandler.dump_traceback(descriptor, all_threads=True)
+
+
+def _end_later(seconds: float) -> None:
+    """By a thread of faulthandler, which needs nothing of Python. Replaces what was set before."""
+    faulthandler.dump_traceback_later(seconds, exit=True, file=_STDERR)

@@ -1,0 +1,179 @@
+"""The faults of chaos.py. Each is a real one: a signal, a limit of the kernel, a file changed.
+
+A fault is a function of the scene and of random numbers. It returns the kinds of faults that have
+hit the training; one that came too late, or that nothing noticed, is none.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import random
+import resource
+import signal
+import time
+from pathlib import Path
+
+from chaos_files import FILE_FAULTS
+from chaos_scene import Fault, Scene, send
+
+# --- signals ---
+
+
+def kill(scene: Scene, rng: random.Random) -> list[str]:
+    """SIGKILL: of the process; of two ranks one, which torchrun starts anew, or all of them."""
+    if scene.training.ranks > 1 and rng.random() < 0.6:
+        return _lose_rank(scene, rng, signal.SIGKILL)
+    if not scene.stop(signal.SIGKILL):
+        return []
+    scene.resume()
+    return [_killed(scene)]
+
+
+def kill_saving(scene: Scene, rng: random.Random) -> list[str]:
+    """While a checkpoint is written."""
+    folder = scene.run / "checkpoints"
+    if not scene.training.until(folder.exists):
+        return []
+    before = folder.stat().st_mtime_ns
+    give_up = time.monotonic() + 3
+    while folder.stat().st_mtime_ns == before and time.monotonic() < give_up:
+        pass
+    time.sleep(rng.uniform(0, 0.01))
+    if not scene.stop(signal.SIGKILL):
+        return []
+    scene.resume()
+    return ["SIGKILL while saving"]
+
+
+def kill_twice(scene: Scene, rng: random.Random) -> list[str]:
+    """And again while it starts, wherever it is then."""
+    if not scene.stop(signal.SIGKILL):
+        return []
+    scene.resume()
+    time.sleep(rng.uniform(0, 1.5 if scene.training.ranks == 1 else 12))
+    begun = len(scene.training.steps())
+    if not scene.stop(signal.SIGKILL):
+        return [_killed(scene)]
+    scene.resume()
+    return [_killed(scene), _killed(scene) if begun else "SIGKILL while starting"]
+
+
+def _killed(scene: Scene) -> str:
+    return "SIGKILL" if scene.training.ranks == 1 else "SIGKILL of torchrun and all ranks"
+
+
+def terminate(scene: Scene, rng: random.Random) -> list[str]:
+    return _ask_to_end(scene, rng, signal.SIGTERM)
+
+
+def interrupt(scene: Scene, rng: random.Random) -> list[str]:
+    return _ask_to_end(scene, rng, signal.SIGINT)
+
+
+def _ask_to_end(scene: Scene, rng: random.Random, signum: signal.Signals) -> list[str]:
+    if scene.training.ranks > 1 and rng.random() < 0.5:
+        return _lose_rank(scene, rng, signum)
+    if not scene.stop(signum):
+        return []
+    scene.resume()
+    return [signum.name if scene.training.ranks == 1 else f"{signum.name} to torchrun"]
+
+
+def _lose_rank(scene: Scene, rng: random.Random, signum: signal.Signals) -> list[str]:
+    """torchrun starts all ranks anew, from what was saved."""
+    training = scene.training
+    training.bound(scene.next_start() or 0)
+    before = training.pids()
+    send(rng.choice(before), signum)
+    restarted = training.until(
+        lambda: not set(before) & set(training.pids()) and bool(training.steps())
+    )
+    if not restarted and set(before) & set(training.pids()):
+        return []  # it had finished
+    return [f"{signum.name} of a rank"]
+
+
+def stall(scene: Scene, rng: random.Random) -> list[str]:
+    """SIGSTOP, and later SIGCONT."""
+    pid = rng.choice(scene.training.pids())
+    send(pid, signal.SIGSTOP)
+    time.sleep(rng.uniform(0.5, 3))
+    send(pid, signal.SIGCONT)
+    return ["SIGSTOP, SIGCONT"] if scene.training.reach(1) else []
+
+
+# --- the disk ---
+
+
+def fill(scene: Scene, rng: random.Random) -> list[str]:
+    """No file grows beyond a size for a while, for the rank that writes: as on a full disk."""
+    training = scene.training
+    pid, line = training.pids()[0], len(training.log)
+    size = rng.choice([0, 0, rng.randrange(20_000), rng.randrange(600_000)])
+    try:
+        soft, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, hard))
+        time.sleep(rng.uniform(0.3, 2.5))
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (soft, hard))
+    except ProcessLookupError:
+        return []
+    return ["no space"] if scene.is_said(line, "cannot be written") else []
+
+
+def fill_and_kill(scene: Scene, rng: random.Random) -> list[str]:
+    """Killed once a checkpoint can be written again: is what else had to wait written, too?"""
+    training, line = scene.training, len(scene.training.log)
+    hits = fill(scene, rng)
+    if not hits:
+        return []
+    written = "the checkpoint could be written now"
+    if not training.until(lambda: training.said_since(line, written)):
+        return hits
+    if not scene.stop(signal.SIGKILL):
+        return hits
+    scene.resume()
+    return [*hits, _killed(scene)]
+
+
+def read_only(scene: Scene, rng: random.Random) -> list[str]:
+    """A plain file in the place of checkpoints/: root would write to a folder that is read-only."""
+    line, folder = len(scene.training.log), scene.run / "checkpoints"
+    if not folder.exists():
+        return []
+    other = scene.run.with_name("instead-of-checkpoints")
+    other.touch()
+    _exchange(folder, other)
+    try:
+        time.sleep(rng.uniform(0.3, 2))
+    finally:
+        for half in other.glob(".*.tmp*"):  # was being written when its folder went
+            half.unlink(missing_ok=True)
+        _exchange(folder, other)
+        other.unlink()
+    return ["no folder"] if scene.is_said(line, "cannot be written") else []
+
+
+def _exchange(one: Path, other: Path) -> None:
+    """At once: the training makes a folder that is missing."""
+    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    names = os.fsencode(one), os.fsencode(other)
+    if _LIBC.renameat2(here, names[0], here, names[1], exchange):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(one))
+
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+FAULTS: dict[str, Fault] = {
+    "kill": kill,
+    "kill-saving": kill_saving,
+    "kill-twice": kill_twice,
+    "terminate": terminate,
+    "interrupt": interrupt,
+    "stall": stall,
+    "fill": fill,
+    "fill-kill": fill_and_kill,
+    "read-only": read_only,
+    **FILE_FAULTS,
+}

@@ -1,0 +1,30 @@
+"""States of a training that tell their step, for tests of checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fastaug.checkpoint import load_checkpoint
+from fastaug.config import TrainConfig
+
+SIZE = 10_000
+
+
+def state_of(step: int) -> dict[str, Any]:
+    """A state in which every number is the step."""
+    return {
+        "config": TrainConfig().to_dict(),
+        "classes": ["cat", "dog"],
+        "model": {"w": torch.full((SIZE,), float(step))},
+        "ema": None,
+        "step": step,
+    }
+
+
+def step_in(path: Path) -> int:
+    state = load_checkpoint(path)
+    assert (state["model"]["w"] == state["step"]).all()
+    return state["step"]

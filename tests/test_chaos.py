@@ -1,0 +1,145 @@
+"""A short form of chaos.py: one run with a fault of each family; and does its check notice?"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from chaos import Chaos, Options, Tally
+from chaos_check import account, compare, whole_epochs
+
+from fastaug.config import TrainConfig
+from fastaug.trainer import Trainer
+
+FAULTS = ("kill", "image-gone", "cut", "terminate", "fill", "halves", "interrupt", "read-only")
+
+
+def test_a_disturbed_run_ends_as_an_undisturbed_one(tmp_path: Path) -> None:
+    tally = Tally()
+    said = Chaos(Options(), tmp_path, epochs=24).round(5, tally, FAULTS)
+    assert not tally.failures, said
+    # What can come too late on a slow machine is not asked for.
+    assert tally.restarts >= 3, said
+    assert tally.faults["SIGKILL"] >= 1, said
+    assert sum(tally.faults.values()) >= 6, said
+
+
+# --- the check, on copies of a run ---
+
+
+@pytest.fixture(scope="module")
+def run(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("checked") / "run"
+    size: dict[str, Any] = {"size": 16, "views": 2, "batch_size": 16, "workers": 0}
+    often: dict[str, Any] = {"log_every": 2, "checkpoint_every": 3, "kernel": "reference"}
+    config = TrainConfig(data=str(folder), out=str(path), epochs=3, tta=2, **size, **often)
+    Trainer(config).fit()
+    return path
+
+
+def _edit_records(change: Callable[[list[str]], Any]) -> Callable[[Path], None]:
+    def edit(run: Path) -> None:
+        lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+        change(lines)
+        (run / "metrics.jsonl").write_text("".join(lines))
+
+    return edit
+
+
+def _edit_state(name: str, change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
+    def edit(run: Path) -> None:
+        state = torch.load(run / name, weights_only=True)
+        change(state)
+        torch.save(state, run / name)
+
+    return edit
+
+
+def _nudge(state: dict[str, Any]) -> None:
+    """The last bit of one weight."""
+    _flip(next(iter(state["model"].values())))
+
+
+def _nudge_momentum(state: dict[str, Any]) -> None:
+    _flip(state["optimiser"]["state"][0]["momentum_buffer"])
+
+
+def _flip(tensor: torch.Tensor) -> None:
+    tensor.view(torch.int32)[(0,) * tensor.ndim] ^= 1
+
+
+def _other_measure(run: Path) -> None:
+    summary = json.loads((run / "summary.json").read_text())
+    summary["measures"]["nll"] += 1e-12
+    (run / "summary.json").write_text(json.dumps(summary))
+
+
+BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "doubled": (_edit_records(lambda lines: lines.insert(3, lines[3])), "doubled"),
+    "missing": (_edit_records(lambda lines: lines.pop(3)), "missing"),
+    "order": (_edit_records(lambda lines: lines.insert(2, lines.pop(5))), "another order"),
+    "torn": (_edit_records(lambda lines: lines.insert(2, '{"kind": "tr\n')), "no JSON"),
+    "weight": (_edit_state("last.pt", _nudge), "last.pt model"),
+    "momentum": (_edit_state("last.pt", _nudge_momentum), "last.pt optimiser"),
+    "meter": (_edit_state("last.pt", lambda s: s["meter"]["sums"].add_(1)), "last.pt meter"),
+    "best": (_edit_state("best.pt", lambda s: s.update(step=1)), "best.pt step"),
+    "summary": (_other_measure, "summary.json measures nll"),
+    "half": (lambda run: (run / ".last.pt.9.tmp").touch(), "should not be there"),
+    "bad images": (lambda run: (run / "bad-images.txt").touch(), "should not be there"),
+    "unreadable": (lambda run: (run / "best.pt").write_bytes(b"PK"), "cannot be read"),
+}
+
+
+def test_a_run_equals_itself(run: Path) -> None:
+    assert compare(run, run) == []
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_the_check_notices(run: Path, tmp_path: Path, name: str) -> None:
+    copy = shutil.copytree(run, tmp_path / "run")
+    breaks, complaint = BROKEN[name]
+    breaks(copy)
+    problems = compare(copy, run)
+    assert problems
+    assert complaint in problems[0]
+
+
+def steps(pid: int, first: int, end: int) -> list[dict[str, Any]]:
+    """What a process notes that makes these steps, of two images each."""
+    made = [{"pid": pid, "rank": 0, "step": s, "indices": [2 * s, 2 * s + 1]} for s in range(end)]
+    return [{"pid": pid, "rank": 0, "started": True}, *made[first:]]
+
+
+SAVED_3 = {"least": 3, "most": 3}
+
+
+def test_steps_that_are_redone_are_in_order() -> None:
+    whole = steps(1, 0, 6)
+    assert account(whole, whole) == []
+    assert account([*steps(1, 0, 5), SAVED_3, *steps(2, 3, 6)], whole) == []
+
+
+@pytest.mark.parametrize(
+    ("journal", "complaint"),
+    [
+        ([*steps(1, 0, 3), SAVED_3, *steps(2, 4, 6)], "begins with step 4"),  # one is left out
+        ([*steps(1, 0, 5), SAVED_3, *steps(2, 4, 6)], "begins with step 4, saved was 3"),
+        ([*steps(1, 0, 5), SAVED_3, *steps(2, 1, 6)], "begins with step 1, saved was 3"),
+        (steps(1, 0, 5), "has made 5 of 6 steps"),
+        ([*steps(1, 0, 4), *steps(1, 3, 6)[1:]], "step 3 has images"),  # twice in one process
+        ([*steps(1, 0, 5), {"pid": 1, "rank": 0, "step": 5, "indices": [0, 1]}], "step 5 has"),
+    ],
+)
+def test_steps_that_are_not_are_noticed(journal: list[dict[str, Any]], complaint: str) -> None:
+    assert any(complaint in problem for problem in account(journal, steps(1, 0, 6)))
+
+
+def test_an_image_that_comes_twice_in_an_epoch_is_noticed() -> None:
+    assert whole_epochs(steps(1, 0, 6), steps=3, images=6) == []
+    twice = [*steps(1, 0, 5), {"pid": 1, "rank": 0, "step": 5, "indices": [6, 11]}]
+    assert whole_epochs(twice, steps=3, images=6) == ["epoch 1: 6 images, 5 different ones"]

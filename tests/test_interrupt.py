@@ -1,0 +1,169 @@
+"""Signals: the first one is a request, the second one an end."""
+
+from __future__ import annotations
+
+import io
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fastaug import cli, saver, train
+from fastaug.checkpoint import write_checkpoint
+from fastaug.config import TrainConfig
+from fastaug.interrupt import Interrupted, InterruptRequest
+from fastaug.saver import CheckpointSaver, newest_checkpoint
+
+FORK = multiprocessing.get_context("fork")
+LONG = 60
+"""Seconds that no test takes."""
+SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
+
+
+@pytest.mark.parametrize(("signum", "code"), SIGNALS)
+def test_the_first_signal_is_a_request(
+    signum: signal.Signals, code: int, capfd: pytest.CaptureFixture
+) -> None:
+    with InterruptRequest() as request:
+        request.check()
+        assert request.signum == 0
+        os.kill(os.getpid(), signum)
+        assert request.signum == signum
+        with pytest.raises(Interrupted, match=signum.name) as caught:
+            request.check()
+    assert caught.value.exit_code == code
+    assert capfd.readouterr().err == (
+        f"\n{signum.name}: saving, then ending; once more to end at once\n"
+    )
+
+
+def test_handlers_are_put_back() -> None:
+    before = [signal.getsignal(signum) for signum, _ in SIGNALS]
+    with InterruptRequest():
+        assert [signal.getsignal(signum) for signum, _ in SIGNALS] != before
+    assert [signal.getsignal(signum) for signum, _ in SIGNALS] == before
+
+
+def test_in_the_middle_of_a_line_on_a_terminal_that_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A signal comes between any two instructions, those of a print as well."""
+
+    class Reentrant(io.StringIO):
+        def write(self, _text: str) -> int:
+            raise RuntimeError("reentrant call")
+
+    monkeypatch.setattr("sys.stderr", Reentrant())
+    terminal = os.dup(2)
+    try:
+        with InterruptRequest() as request:
+            os.close(2)
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert request.signum == signal.SIGTERM
+    finally:
+        os.dup2(terminal, 2)
+        os.close(terminal)
+
+
+def start(work: Callable[[Any], None]) -> Any:
+    """A process that goes on from here, at the place where it says that it is ready."""
+    ready = FORK.Event()
+    process = FORK.Process(target=work, args=(ready,), daemon=True)
+    process.start()
+    assert ready.wait(LONG)
+    return process
+
+
+def end_by(process: Any, *signals: int) -> int | None:
+    """The exit code after some signals; None if it had to be killed."""
+    for signum in signals:
+        assert process.is_alive()
+        os.kill(process.pid, signum)
+        time.sleep(0.1)
+    process.join(10)
+    code = process.exitcode
+    process.kill()
+    process.join()
+    return code
+
+
+@pytest.mark.parametrize(
+    ("signals", "code"),
+    [
+        ((signal.SIGINT, signal.SIGINT), 130),
+        ((signal.SIGTERM, signal.SIGTERM), 143),
+        ((signal.SIGINT, signal.SIGTERM), 143),
+    ],
+)
+def test_the_second_signal_ends_a_long_step(signals: tuple[int, ...], code: int) -> None:
+    def work(ready: Any) -> None:
+        with InterruptRequest():
+            ready.set()
+            time.sleep(LONG)
+
+    assert end_by(start(work), *signals) == code
+
+
+def test_the_second_signal_ends_a_slow_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    write_checkpoint(tmp_path / "last.pt", {"config": {}, "step": 1})
+    monkeypatch.setattr(saver, "write_checkpoint", lambda *_args: time.sleep(LONG))
+
+    def work(ready: Any) -> None:
+        with InterruptRequest():
+            writer = CheckpointSaver(tmp_path, keep=1, say=print)
+            writer.save({"config": {}, "step": 2})
+            ready.set()
+            writer.close()
+
+    assert end_by(start(work), signal.SIGTERM, signal.SIGTERM) == 143
+    said: list[str] = []
+    assert newest_checkpoint(tmp_path, said.append) == tmp_path / "last.pt"
+    assert said == []
+
+
+def test_a_training_that_cannot_save_ends_by_the_second_signal(
+    tiny: Callable[..., TrainConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny()
+    hangs = FORK.Event()
+    slow = FORK.Event()
+
+    def write(path: Path, state: dict[str, Any]) -> None:
+        if slow.is_set():
+            hangs.set()
+            threading.Event().wait()
+        write_checkpoint(path, state)
+
+    monkeypatch.setattr(saver, "write_checkpoint", write)
+    flags = [
+        *("--data", config.data, "--model", config.model, "--size", "16", "--views", "2"),
+        *("--batch-size", "16", "--epochs", "2000", "--eval-every", "2000", "--workers", "0"),
+        *("--checkpoint-every", "1", "--kernel", "reference", "--out", config.out),
+    ]
+
+    def work(ready: Any) -> None:
+        ready.set()
+        os._exit(cli.run(train.main, flags))
+
+    process = start(work)
+    last = Path(config.out) / "last.pt"
+    deadline = time.monotonic() + LONG
+    while not last.exists():
+        assert process.is_alive()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    slow.set()
+    assert hangs.wait(LONG)
+    assert end_by(process, signal.SIGTERM, signal.SIGTERM) == 143
+    said: list[str] = []
+    assert newest_checkpoint(Path(config.out), said.append) == last
+    assert said == []

@@ -1,0 +1,233 @@
+"""The run folder's records on a disk that fails: no line is lost or torn, no error ends the run."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import resource
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from fastaug import run_folder
+from fastaug.config import TrainConfig
+from fastaug.errors import ConfigError
+from fastaug.run_folder import Events, RunFolder
+
+Tiny = Callable[..., TrainConfig]
+
+
+def records(path: Path) -> list[dict]:
+    """By the letter of the format, which knows neither NaN nor Infinity."""
+
+    def no_number(word: str) -> None:
+        pytest.fail(f"{word} is no JSON")
+
+    lines = (path / "metrics.jsonl").read_text().split("\n")
+    assert lines.pop() == ""
+    return [json.loads(line, parse_constant=no_number) for line in lines]
+
+
+def limit_files_to(size: int) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+
+@pytest.mark.parametrize("limit", [1000, 1001, 1037, 6100])
+def test_lines_wait_for_a_disk_that_is_full_for_a_while(
+    tmp_path: Path, tiny: Tiny, monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
+    """A real limit: the write that meets it puts a part of its line into the file."""
+    monkeypatch.setattr(Events, "_TRY_AGAIN", 0.0)
+
+    def work(parent: Any) -> None:
+        said: list[str] = []
+        run = RunFolder(tmp_path, tiny(), say=said.append)
+        for outage in (0, 1):
+            metrics = tmp_path / "metrics.jsonl"
+            full = metrics.stat().st_size + limit
+            limit_files_to(full)
+            for step in range(300 * outage, 300 * outage + 200):
+                run.write("train", step, {"loss": 1 / (step + 1)}, {})
+            parent.send((metrics.stat().st_size, full))
+            limit_files_to(resource.RLIM_INFINITY)
+            for step in range(300 * outage + 200, 300 * outage + 300):
+                run.write("train", step, {"loss": 1 / (step + 1)}, {})
+        run.close()
+        parent.send(said)
+
+    fork = multiprocessing.get_context("fork")
+    ours, theirs = fork.Pipe()
+    process = fork.Process(target=work, args=(theirs,), daemon=True)
+    process.start()
+    for _ in range(2):  # that the limit was met, and in most cases in the middle of a line
+        size, full = ours.recv()
+        assert size == full
+    said = ours.recv()
+    process.join()
+    assert process.exitcode == 0
+    assert records(tmp_path) == [
+        {"kind": "train", "step": step, "loss": 1 / (step + 1), "timing": {}} for step in range(600)
+    ]
+    warning = "metrics.jsonl cannot be written (File too large); its lines are kept and tried again"
+    assert said == [f"warning: {warning}"] * 2
+
+
+def test_lines_that_never_could_be_written_are_told(
+    tmp_path: Path, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    run = RunFolder(tmp_path, tiny(), say=said.append)
+
+    def full(_descriptor: int, _data: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        for step in (1, 2, 3):
+            run.write("train", step, {}, {})
+        run.close()
+    assert len(said) == 2
+    assert said[1] == "warning: the last 3 lines of metrics.jsonl could not be written"
+
+
+def test_what_is_no_number_is_null(tmp_path: Path, tiny: Tiny) -> None:
+    run = RunFolder(tmp_path, tiny(), say=print)
+    values = {"a": float("nan"), "b": float("inf"), "c": float("-inf"), "d": 0.5, "e": [1, 2]}
+    run.write("train", 1, values, {})
+    run.close()
+    (record,) = records(tmp_path)
+    assert [record[name] for name in "abcde"] == [None, None, None, 0.5, [1, 2]]
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left"), ValueError("closed file")])
+def test_tensorboard_may_fail(
+    tmp_path: Path, tiny: Tiny, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """What it could not write is lost, what comes later is not."""
+    monkeypatch.setattr(Events, "_TRY_AGAIN", 0.0)
+    run = RunFolder(tmp_path, tiny(), say=print)
+    run.write("train", 1, {"loss": 1.0}, {})
+
+    def fails(*_args: object, **_kwargs: object) -> None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr("torch.utils.tensorboard.SummaryWriter.add_scalar", fails)
+        patch.setattr("torch.utils.tensorboard.SummaryWriter.add_image", fails)
+        run.write("train", 2, {"loss": 2.0}, {})
+        run.write_picture("views", Image.new("RGB", (4, 4)))
+        patch.setattr("torch.utils.tensorboard.SummaryWriter.__init__", fails)
+        run.write("train", 3, {"loss": 3.0}, {})
+    run.write("train", 4, {"loss": 4.0}, {})
+    run.close()
+    assert [record["step"] for record in records(tmp_path)] == [1, 2, 3, 4]
+    steps = []
+    for file in tmp_path.glob("events.*"):
+        events = EventAccumulator(str(file))
+        events.Reload()
+        if "train/loss" in events.Tags()["scalars"]:
+            steps += [event.step for event in events.Scalars("train/loss")]
+    assert sorted(steps) == [1, 4]
+
+
+def test_tensorboard_is_not_tried_with_every_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that answers slowly that it is full would hold up the training each time."""
+    opened = []
+    events = Events(tmp_path)
+
+    def fails(*_args: object, **_kwargs: object) -> None:
+        opened.append(1)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("torch.utils.tensorboard.SummaryWriter.add_scalar", fails)
+    for step in range(5):
+        events.add_scalar("loss", 1.0, step)
+    events.close()
+    assert len(opened) == 1
+
+
+@pytest.mark.parametrize(
+    "tail", [b'{"kind": "train", "step": 5, "lo', b"\0" * 100, b"\xff\xfe{\n", b"\n\n"], ids=repr
+)
+def test_resuming_leaves_whole_lines(tmp_path: Path, tiny: Tiny, tail: bytes) -> None:
+    """Whatever a power cut has put there."""
+    run = RunFolder(tmp_path, tiny(), say=print)
+    for step in (2, 4, 6):
+        run.write("train", step, {}, {})
+    run.close()
+    with (tmp_path / "metrics.jsonl").open("ab") as file:
+        file.write(tail)
+    run = RunFolder(tmp_path, tiny(), say=print, resume_step=4)
+    run.write("train", 5, {}, {})
+    run.close()
+    assert [record["step"] for record in records(tmp_path)] == [2, 4, 5]
+
+
+def test_an_evaluation_that_is_made_again_is_written_once(tmp_path: Path, tiny: Tiny) -> None:
+    """The run was killed after its record, and before a checkpoint that knows of it."""
+    for epochs in (None, 1):
+        start = {} if epochs is None else {"resume_step": 8, "evaluated_epochs": epochs}
+        run = RunFolder(tmp_path, tiny(), say=print, **start)
+        if epochs is None:
+            run.write("eval", 4, {"epoch": 1}, {})
+            run.write("train", 8, {"epoch": 2.0}, {})
+        run.write("eval", 8, {"epoch": 2}, {})
+        run.close()
+    kinds = [(record["kind"], record["step"]) for record in records(tmp_path)]
+    assert kinds == [("eval", 4), ("train", 8), ("eval", 8)]
+
+
+@pytest.mark.parametrize("name", ["last.pt", "checkpoints/step-000000004.pt"])
+def test_a_run_is_not_written_over(tmp_path: Path, tiny: Tiny, name: str) -> None:
+    """Also one whose last.pt was damaged and put aside."""
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).touch()
+    with pytest.raises(ConfigError, match="holds a run already; continue it with --resume"):
+        RunFolder(tmp_path, tiny(), say=print)
+
+
+@pytest.mark.parametrize("failures", [0, 3, 99])
+def test_the_summary_is_tried_for_a_while(
+    tmp_path: Path, tiny: Tiny, monkeypatch: pytest.MonkeyPatch, failures: int
+) -> None:
+    said: list[str] = []
+    waits: list[float] = []
+    left = [failures]
+    write_json = run_folder.write_json
+
+    def write(path: Path, value: dict[str, Any]) -> None:
+        if left[0] and path.name == "summary.json":
+            left[0] -= 1
+            raise OSError(28, "No space left on device")
+        write_json(path, value)
+
+    monkeypatch.setattr(run_folder, "write_json", write)
+    monkeypatch.setattr("time.sleep", waits.append)
+    run = RunFolder(tmp_path, tiny(), say=said.append)
+    run.write_summary({"finished": True})
+    run.close()
+    if failures < 10:
+        assert json.loads((tmp_path / "summary.json").read_text()) == {"finished": True}
+        assert (len(waits), said) == (failures, [])
+    else:
+        assert len(waits) == 9
+        assert said == ["warning: summary.json cannot be written (No space left on device)"]
+
+
+def test_a_list_of_bad_images_that_cannot_be_written(tmp_path: Path, tiny: Tiny) -> None:
+    run = RunFolder(tmp_path, tiny(), say=print)
+    (tmp_path / "bad-images.txt").mkdir()
+    run.write_bad_images(["a.jpg: torn"])
+    (tmp_path / "bad-images.txt").rmdir()
+    run.write_bad_images(["a.jpg: torn", "\udcff.jpg: torn"])
+    assert len((tmp_path / "bad-images.txt").read_text().splitlines()) == 2
+    run.write_bad_images([])
+    assert not (tmp_path / "bad-images.txt").exists()
+    run.close()
