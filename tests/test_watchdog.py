@@ -134,17 +134,17 @@ def test_one_that_was_stopped_goes_on(tmp_path: Path) -> None:
     done = tmp_path / "done"
 
     def work() -> None:
-        with guard(1.5) as dog:
+        with guard(3.0) as dog:
             dog.beat("training")
             while not done.exists():
                 time.sleep(0.01)
 
     child = Child(tmp_path, work)
-    time.sleep(0.45)  # it has looked once
+    time.sleep(0.9)  # it has looked once
     os.kill(child.pid, signal.SIGSTOP)
-    time.sleep(1.6)
+    time.sleep(3.1)
     os.kill(child.pid, signal.SIGCONT)
-    time.sleep(0.35)  # longer than between two looks
+    time.sleep(0.7)  # longer than between two looks; 1 s later it would end
     done.touch()
     assert child.end() == (0, "")
 
