@@ -20,6 +20,7 @@ import torch
 
 import fastaug
 from fastaug.config import TrainConfig
+from fastaug.data.npz import memory_bound
 from fastaug.errors import CheckpointError, DamagedCheckpoint, first_line
 from fastaug.whole_file import whole_file
 
@@ -58,15 +59,7 @@ def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
     """The state as it was saved, on the CPU."""
-    if path.is_dir() or not path.exists():
-        raise CheckpointError(f"{path}: no checkpoint there; a run folder has last.pt and best.pt")
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        # A disk that fails is damage. What may not be read just now may be whole.
-        kind = DamagedCheckpoint if error.errno == errno.EIO else CheckpointError
-        raise kind(f"{path}: cannot be read ({error.strerror})") from error
-    archive, has_checksum = _checked(path, content)
+    archive, has_checksum = _checked(path, _content(path))
     try:
         state = torch.load(io.BytesIO(archive), map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file raises almost anything in torch's unpickler
@@ -92,6 +85,23 @@ def checkpoint_file(named: str) -> Path:
     """A checkpoint's own name, or the best one of a run folder."""
     path = Path(named).expanduser()
     return path / "best.pt" if path.is_dir() else path
+
+
+def _content(path: Path) -> bytes:
+    if not path.is_file():  # a pipe would be waited for, and a device may have no end
+        raise CheckpointError(f"{path}: no checkpoint there; a run folder has last.pt and best.pt")
+    if path.suffix == ".safetensors":
+        raise CheckpointError(f"{path}: weights alone, no checkpoint; take the .pt beside it")
+    try:
+        if (size := path.stat().st_size) > memory_bound():
+            raise CheckpointError(
+                f"{path}: {size:,} bytes, over a third of the memory; load it on a larger machine"
+            )
+        return path.read_bytes()
+    except OSError as error:
+        # A disk that fails is damage. What may not be read just now may be whole.
+        kind = DamagedCheckpoint if error.errno == errno.EIO else CheckpointError
+        raise kind(f"{path}: cannot be read ({error.strerror})") from error
 
 
 def _checked(path: Path, content: bytes) -> tuple[bytes, bool]:
@@ -133,7 +143,9 @@ def _check_names(path: Path, content: bytes) -> None:
     for what in asked:
         is_storage = str(what).startswith("torch ") and str(what).endswith("Storage")
         if not is_storage and what not in _NEEDED_NAMES:
-            raise _damaged(path, f"it asks for {what or 'something'}")
+            raise DamagedCheckpoint(
+                f"{path}: damaged, or not a fastaug checkpoint (it asks for {what or 'something'})"
+            )
 
 
 def _damaged(path: Path, what: str = "") -> DamagedCheckpoint:

@@ -5,14 +5,13 @@ A disk that is full for a while must not end a run: lines that cannot be written
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 import os
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +20,12 @@ from PIL.Image import Image
 
 from fastaug.config import TrainConfig
 from fastaug.errors import ConfigError, printable
+from fastaug.folder_lock import FolderLock
 from fastaug.telemetry import write_json
 from fastaug.whole_file import whole_file
 
 SUMMARY_TRIES = 10
 """A second apart, for the last file of a run."""
-
-
-LOCK_PATIENCE = 20.0
-"""Seconds to wait for a process that still has the folder, as one that was just ended."""
 
 
 class RunFolder:
@@ -47,25 +43,22 @@ class RunFolder:
         """resume_step: None for a new run, else the step that the run continues from;
         evaluated_epochs: it does not evaluate these again; None: all until then."""
         self.path, self._say = path, say
-        # A run that ended before its first checkpoint holds nothing to keep.
-        saved = (path / "last.pt").exists() or any(path.glob("checkpoints/step-*.pt"))
-        if resume_step is None and saved:
-            raise ConfigError(
-                f"--out {path}: holds a run already; continue it with --resume {path}, "
-                "or choose another folder"
-            )
         self._waiting = b""
         """Lines of metrics.jsonl that are not on the disk yet."""
         self._writing = threading.Lock()
         self._failing = False
         try:
             path.mkdir(parents=True, exist_ok=True)
-            self._lock = _locked(path)
-            write_json(path / "config.json", config.to_dict())
-            metrics = path / "metrics.jsonl"
-            self._keep_metrics_until(metrics, resume_step or 0, evaluated_epochs)
-            self._metrics = os.open(metrics, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-            self._events = Events(path, None if resume_step is None else resume_step + 1)
+            self._lock = FolderLock(path, say)
+            with ExitStack() as undo:
+                undo.callback(self._lock.release)
+                self._check_still(resume_step)
+                write_json(path / "config.json", config.to_dict())
+                metrics = path / "metrics.jsonl"
+                self._keep_metrics_until(metrics, resume_step or 0, evaluated_epochs)
+                self._metrics = os.open(metrics, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+                self._events = Events(path, None if resume_step is None else resume_step + 1)
+                undo.pop_all()
         except OSError as error:
             raise ConfigError(
                 f"--out {path}: cannot be written ({error.strerror or error})"
@@ -119,7 +112,7 @@ class RunFolder:
             self._say(f"warning: the last {lines} lines of metrics.jsonl could not be written")
         os.close(self._metrics)
         self._events.close()
-        os.close(self._lock)
+        self._lock.release()
 
     def _try_to_write(self) -> None:
         try:
@@ -133,6 +126,16 @@ class RunFolder:
             self._failing = True
         else:
             self._failing = False
+
+    def _check_still(self, resume_step: int | None) -> None:
+        """That the folder, now that it is ours, is what the run was going to begin with."""
+        if resume_step is None:
+            check_unused(self.path)
+        elif self._lock.waited and (newest := _newest_step(self.path)) > resume_step:
+            raise ConfigError(
+                f"--out {self.path}: another process has trained in it until now, to step "
+                f"{newest:,}; give the same command again to go on from there"
+            )
 
     @staticmethod
     def _keep_metrics_until(file: Path, step: int, evaluated_epochs: int | None) -> None:
@@ -155,28 +158,20 @@ class RunFolder:
             temporary.write_text("".join(kept), encoding="utf-8")
 
 
-def _locked(folder: Path) -> int:
-    """The folder, opened and locked as long as it is open: two runs in it would mix their files.
+def check_unused(path: Path) -> None:
+    """A new run does not begin where another one is. One that ended before its first checkpoint
+    holds nothing to keep."""
+    if (path / "last.pt").exists() or _newest_step(path) >= 0:
+        raise ConfigError(
+            f"--out {path}: holds a run already; continue it with --resume {path}, "
+            "or choose another folder"
+        )
 
-    The system unlocks it when the process ends in whatever way, and its loader's workers, which
-    notice that within seconds.
-    """
-    descriptor = os.open(folder, os.O_RDONLY)
-    give_up = time.monotonic() + LOCK_PATIENCE
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return descriptor
-        except BlockingIOError:  # noqa: PERF203
-            if time.monotonic() >= give_up:
-                os.close(descriptor)
-                raise ConfigError(
-                    f"--out {folder}: another process trains in it; end that one, or choose "
-                    "another folder"
-                ) from None
-            time.sleep(0.2)
-        except OSError:  # a file system that knows no locks
-            return descriptor
+
+def _newest_step(path: Path) -> int:
+    """Of the checkpoints in a run folder; -1 if it has none."""
+    names = (file.stem.partition("-")[2] for file in path.glob("checkpoints/step-*.pt"))
+    return max((int(name) for name in names if name.isdigit()), default=-1)
 
 
 class Events:

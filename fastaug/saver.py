@@ -20,6 +20,7 @@ import torch
 
 from fastaug.checkpoint import load_checkpoint, write_checkpoint, write_whole
 from fastaug.errors import CheckpointError, DamagedCheckpoint
+from fastaug.folder_lock import wait_until_free
 from fastaug.weights import weights_as_safetensors
 from fastaug.whole_file import TEMPORARY, whole_file
 
@@ -162,6 +163,7 @@ def newest_checkpoint(folder: Path, say: Callable[[str], None]) -> Path | None:
     A damaged one is put aside, so that no later step counts as older than it, and said. If none is
     whole they stay where they are: to try again must not mean to start from the beginning.
     """
+    wait_until_free(folder, say)
     whole: dict[Path, int] = {}
     damaged: dict[Path, DamagedCheckpoint] = {}
     for path in (folder / "last.pt", *_steps(folder / FOLDER)):
@@ -174,10 +176,7 @@ def newest_checkpoint(folder: Path, say: Callable[[str], None]) -> Path | None:
         except DamagedCheckpoint as error:
             damaged[path] = error
     if damaged and not whole:
-        raise CheckpointError(
-            f"{folder}: no checkpoint of it is whole; start anew in another --out, or from "
-            "best.pt with --resume"
-        )
+        raise CheckpointError(f"{folder}: no checkpoint of it is whole; {_best_of(folder)}")
     for bad, reason in damaged.items():
         with suppress(OSError):  # of a folder that cannot be written, said soon enough
             bad.replace(bad.with_name(f"{bad.name}.damaged"))
@@ -196,7 +195,22 @@ def find_checkpoint(resume: str, out: str, say: Callable[[str], None]) -> Path |
     path = Path(resume).expanduser()
     if not path.is_dir():
         return path
-    return newest_checkpoint(path, say) or path / "last.pt"
+    if (newest := newest_checkpoint(path, say)) is None:
+        raise CheckpointError(
+            f"{path}: no checkpoint to go on from, neither last.pt nor any in {FOLDER}/; "
+            f"{_best_of(path)}"
+        )
+    return newest
+
+
+def _best_of(folder: Path) -> str:
+    """What to do with a folder that has no checkpoint to go on from."""
+    best = folder / "best.pt"
+    try:
+        step = load_checkpoint(best)["step"]
+    except CheckpointError:
+        return "start anew, in another --out"
+    return f"its best.pt is whole, of step {step:,}: --resume {best} --out NEW"
 
 
 def _newest_run() -> Path | None:

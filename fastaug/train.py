@@ -15,6 +15,7 @@ from fastaug.errors import ConfigError
 from fastaug.interrupt import Interrupted
 from fastaug.launch import is_restarted, joined, launch_name, launch_stamp, machines
 from fastaug.recipes import get_recipe
+from fastaug.run_folder import check_unused
 from fastaug.saver import find_checkpoint, newest_checkpoint, run_of
 from fastaug.trainer import Trainer
 
@@ -58,11 +59,14 @@ def configure(args: Sequence[str], group: Group | None = None) -> tuple[TrainCon
             f"name it again to run it, --kernel {config.kernel}, or choose another"
         )
     config.images_per_part(1 if group is None else group.ranks)
+    out = Path(config.out or _new_folder(config)).expanduser()
+    if checkpoint is None:
+        check_unused(out)  # before a large data set is looked over
     data = config.data
     if data not in ("", "shapes"):
         # The checkpoint must find it from anywhere.
         data = str(Path(data).expanduser().absolute())
-    return replace(config, data=data, out=config.out or _new_folder(config)), checkpoint
+    return replace(config, data=data, out=str(out)), checkpoint
 
 
 def _own_checkpoint(resume: str, out: str) -> Path | None:

@@ -130,6 +130,26 @@ def test_a_missing_checkpoint(tmp_path: Path) -> None:
             load_checkpoint(path)
 
 
+def test_a_pipe_or_a_device_is_not_read(tmp_path: Path) -> None:
+    """The one would be waited for, the other has no end."""
+    os.mkfifo(tmp_path / "last.pt")
+    for path in (tmp_path / "last.pt", Path("/dev/zero")):
+        with pytest.raises(CheckpointError, match="no checkpoint there"):
+            load_checkpoint(path)
+
+
+def test_a_file_larger_than_the_memory(path: Path) -> None:
+    os.truncate(path, 2**42)  # a hole, which takes no space
+    with pytest.raises(CheckpointError, match="4,398,046,511,104 bytes, over a third of the"):
+        load_checkpoint(path)
+
+
+def test_weights_alone(tmp_path: Path) -> None:
+    (tmp_path / "best.safetensors").touch()
+    with pytest.raises(CheckpointError, match=r"weights alone, .*take the \.pt beside it"):
+        load_checkpoint(tmp_path / "best.safetensors")
+
+
 @pytest.mark.parametrize("content", [b"", b"text\n", b"PK\x03\x04", b"\x80\x02."], ids=repr)
 def test_what_is_no_checkpoint(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "last.pt").write_bytes(content)

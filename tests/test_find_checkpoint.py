@@ -106,9 +106,27 @@ class TestWhatResumeMeans:
         monkeypatch.chdir(tmp_path)
         assert find_checkpoint("auto", "", said.append) is None
         assert find_checkpoint("auto", "elsewhere", said.append) is None
-        # A name that was given is there, or an error when it is loaded.
+        # A file that was named is there, or an error when it is loaded.
         assert find_checkpoint("nowhere", "", said.append) == Path("nowhere")
-        assert find_checkpoint(str(tmp_path), "", said.append) == tmp_path / "last.pt"
+        with pytest.raises(CheckpointError, match="no checkpoint to go on from.*start anew"):
+            find_checkpoint(str(tmp_path), "", said.append)
+
+    @pytest.mark.parametrize("last", [None, b"torn"])
+    @pytest.mark.parametrize("whole", [True, False])
+    def test_the_best_alone_is_left(
+        self, tmp_path: Path, said: list[str], last: bytes | None, whole: bool
+    ) -> None:
+        """It is named as the way out if it is one."""
+        best = tmp_path / "best.pt"
+        write_checkpoint(best, state_of(1234))
+        if not whole:
+            best.write_bytes(best.read_bytes()[:-1])
+        if last is not None:
+            (tmp_path / "last.pt").write_bytes(last)
+        with pytest.raises(CheckpointError) as caught:
+            find_checkpoint(str(tmp_path), "", said.append)
+        assert (f"of step 1,234: --resume {best} --out NEW" in str(caught.value)) == whole
+        assert str(caught.value).endswith("start anew, in another --out") != whole
 
     @pytest.mark.usefixtures("_runs")
     @pytest.mark.parametrize(
@@ -222,5 +240,5 @@ class TestWhereARunGoesOn:
         assert config.kernel == "reference"
 
     def test_a_folder_without_one(self, tmp_path: Path) -> None:
-        with pytest.raises(CheckpointError, match=r"last\.pt: no checkpoint there"):
+        with pytest.raises(CheckpointError, match="no checkpoint to go on from"):
             train.configure(["--resume", str(tmp_path)])

@@ -24,7 +24,7 @@ LAYERS = [
     {"data", "kernels"},
     {"device", "interrupt", "options", "recipes", "watchdog", "launch"},
     {"config", "batch", "distributed"},
-    {"cache", "ranges", "whole_file"},
+    {"cache", "folder_lock", "ranges", "whole_file"},
     {"errors"},
 ]
 # `import fastaug` is for anyone's training loop, and needs torch alone.
