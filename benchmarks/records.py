@@ -73,7 +73,8 @@ class Records:
         if not text:
             self._add(",".join(columns) + "\n")
             return
-        _check_columns(path, next(csv.reader(text.splitlines())), self._columns)
+        hint = "move it away, or take another folder with --out"
+        _check_columns(path, next(csv.reader(text.splitlines())), self._columns, hint)
         if not text.endswith("\n"):
             self._add("\n")  # an editor took the last one away
 
@@ -93,7 +94,8 @@ def read(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
     try:
         with path.open(newline="", encoding="utf-8", errors="replace") as file:
             reader = csv.DictReader(file)
-            _check_columns(path, list(reader.fieldnames or ()), list(columns))
+            hint = "give a CSV file that it has written"
+            _check_columns(path, list(reader.fieldnames or ()), list(columns), hint)
             return list(reader)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
@@ -104,11 +106,11 @@ def run(rows: Sequence[dict[str, str]], date: str = "") -> list[dict[str, str]]:
     return [row for row in rows if row["date"] == (date or rows[-1]["date"])]
 
 
-def _check_columns(path: Path, found: list[str], expected: list[str]) -> None:
+def _check_columns(path: Path, found: list[str], expected: list[str], hint: str) -> None:
     if found != expected:
         differ = sorted(set(found) ^ set(expected))
         raise ConfigError(
             f"{path} has other columns than this benchmark writes"
             + (f" ({', '.join(differ[:4])})" if differ else "")
-            + "; move it away, or take another folder with --out"
+            + f"; {hint}"
         )

@@ -156,7 +156,8 @@ class TrainConfig:
     checkpoint_minutes: float = 10.0
     """Minutes between two checkpoints, likewise; 0: none by the clock."""
     keep_checkpoints: int = 3
-    """Newest checkpoints that are kept: if the last one is damaged, the one before is taken."""
+    """Newest checkpoints that are kept: if the last one is damaged, the one before is taken; 1:
+    there is none before it."""
     max_bad_steps: int = 20
     """Steps in a row with a loss or gradient that is no number after which the run stops; each of
     them is skipped and noted."""
@@ -174,7 +175,8 @@ class TrainConfig:
         for name, least in _LEAST.items():
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= least):
-                raise ConfigError(f"{flag(name)} must be at least {least}, got {value}")
+                finite = "" if math.isfinite(value) else "finite, and "
+                raise ConfigError(f"{flag(name)} must be {finite}at least {least}, got {value}")
         for name in _BELOW_ONE:
             if not 0 <= (value := getattr(self, name)) < 1:
                 raise ConfigError(f"{flag(name)} must be at least 0 and below 1, got {value}")

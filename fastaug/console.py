@@ -65,7 +65,8 @@ class RunConsole:
         text = f"epoch {epoch}/{epochs}  top-1 {100 * measures['top1']:.1f}%"
         if "invariance" in measures:
             text += f"  invariance {measures['invariance']:.4f}"
-        self.line(f"{text}  {self._last_status}")
+        # A run that is resumed between an epoch and its evaluation has no status yet.
+        self.line(f"{text}  {self._last_status}".rstrip())
 
     def saved(self, step: int, total_steps: int, folder: Path) -> None:
         self.line(f"step {step:,} of {total_steps:,} is saved; continue with --resume {folder}")

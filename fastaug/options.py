@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from tyro.conf import arg
 
 from fastaug.config import TrainConfig, check_choices, flag
 from fastaug.errors import ConfigError
@@ -13,7 +15,7 @@ from fastaug.errors import ConfigError
 class EvaluateConfig:
     """Evaluate a checkpoint: everything is rebuilt from the checkpoint alone."""
 
-    checkpoint: str
+    checkpoint: Annotated[str, arg(metavar="CHECKPOINT")]
     """Checkpoint file (best.pt, last.pt) or run folder (its best.pt)."""
     tta: int = -1
     """Views of each test image; 0: the central crop alone, -1: as in the run's final evaluation."""
@@ -49,7 +51,7 @@ class EvaluateConfig:
 class ExportConfig:
     """Write a trained network for other programs, in fp32; the file is read back and compared."""
 
-    checkpoint: str
+    checkpoint: Annotated[str, arg(metavar="CHECKPOINT")]
     """Checkpoint file (best.pt, last.pt) or run folder (its best.pt)."""
     to: Literal["safetensors", "onnx", "torch-export"] = "safetensors"
     """safetensors: the weights by name, and what the network is; onnx: one file, any batch size,
@@ -67,7 +69,7 @@ class ExportConfig:
 class ScanConfig:
     """Look at every image of a data set and list those that cannot be used."""
 
-    data: str
+    data: Annotated[str, arg(metavar="DATA")]
     """What --data of the training takes, or a folder of images without splits."""
     full: bool = False
     """Decode every image; else header and size, and the end of the file."""

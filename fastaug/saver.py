@@ -75,15 +75,20 @@ class CheckpointSaver:
     def close(self) -> None:
         """Return when all is written, or end with an error if that takes too long."""
         with self._changed:
+            if self._error is not None and not self._closing:
+                self._say(f"the last checkpoint is tried {_for_a_while()}")
             self._closing = True
             self._changed.notify()
         self._thread.join()
         if self._error is not None:
-            raise CheckpointError(
-                f"{self._folder}: the last checkpoint cannot be written "
-                f"({_reason(self._error)}); the ones before are whole: "
-                "free some space or mend the permissions, then --resume"
-            ) from self._error
+            what = f"{self._folder}: the last checkpoint cannot be written"
+            what += f" ({_reason(self._error)}); "
+            mend = "free some space or mend the permissions, then "
+            if _steps(self._folder / FOLDER):
+                what += f"the ones before are whole: {mend}--resume"
+            else:
+                what += f"there is none before it: {mend}start anew"
+            raise CheckpointError(what) from self._error
 
     # --- the thread ---
 
@@ -141,16 +146,20 @@ class CheckpointSaver:
     def _wait_after(self, error: Exception, tries: int) -> None:
         seconds = RETRY_SECONDS[min(tries, len(RETRY_SECONDS) - 1)]
         if tries == 0:
+            goes_on = "the training goes on, the earlier ones are kept, and it is tried again"
             self._say(
-                f"warning: a checkpoint cannot be written to {self._folder} "
-                f"({_reason(error)}); the training goes on, the earlier ones are kept, and it is "
-                "tried again"
+                f"warning: a checkpoint cannot be written to {self._folder} ({_reason(error)}); "
+                + (f"it is tried again {_for_a_while()}" if self._closing else goes_on)
             )
         with self._changed:
             if not self._closing:
                 self._changed.wait(seconds)
                 return
         time.sleep(min(seconds, 3.0))
+
+
+def _for_a_while() -> str:
+    return f"for up to {PATIENCE_AT_THE_END:g} s more"
 
 
 def _reason(error: Exception) -> str:

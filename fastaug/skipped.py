@@ -27,15 +27,17 @@ class BadStep(NamedTuple):
     """What is known of a step that was skipped, over all ranks."""
 
     step: int
+    """Its number, from 1."""
     images: list[int]
     """All of the step."""
     culprits: list[int]
     """Those whose own loss is no number; none if it is the gradient alone."""
 
-    @property
-    def reason(self) -> str:
+    def reason(self, where: Callable[[int], str]) -> str:
+        """where: what is known of an image by its number."""
         if self.culprits:
-            return f"the loss of image {_few(self.culprits)} is no number"
+            first = where(self.culprits[0])
+            return f"the loss of image {_few(self.culprits)} is no number (the first is {first})"
         return f"a gradient is no number, of the images {_few(self.images)}"
 
 
@@ -47,11 +49,14 @@ class SkippedSteps:
         limit: int,
         group: Group,
         *,
+        where: Callable[[int], str],
         tell: Callable[[BadStep], None],
         keep: Callable[[dict[str, Any]], str],
     ) -> None:
-        """tell: called for each bad step; keep: writes the first bad batch, returns where."""
-        self._limit, self._group, self._tell, self._keep = limit, group, tell, keep
+        """where: as BadStep.reason wants it; tell: called for each bad step; keep: writes the first
+        bad batch, returns its file."""
+        self._limit, self._group = limit, group
+        self._where, self._tell, self._keep = where, tell, keep
         self._count = 0
         self._in_a_row: list[BadStep] = []
         self._first: dict[str, Any] = {}
@@ -68,7 +73,7 @@ class SkippedSteps:
         self._count = value
 
     def add(self, step: int, bad: Tensor, parts: list[Part]) -> None:
-        """A step, numbered from 0, whether it was bad, and what it was made of on this rank; the
+        """A step, numbered from 1, whether it was bad, and what it was made of on this rank; the
         one before has been looked at."""
         # Copied now and read a step later: by then the device has long been there.
         event = None
@@ -111,11 +116,12 @@ class SkippedSteps:
         share = -(-KEPT_IMAGES // self._group.ranks)
         parts = self._group.gather({name: value[:share] for name, value in self._first.items()})
         kept = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-        where = self._keep({"step": first.step, **kept})
+        file = self._keep({"step": first.step, **kept})
         return NonFinite(
             f"{count} steps in a row were skipped (--max-bad-steps), from step {first.step:,} on: "
-            f"{first.reason}; that batch is in {where}, and the weights are as before it; try a "
-            "lower --lr, or --precision bf16 or fp32"
+            f"{first.reason(self._where)}; that batch is in {file}: mend the images and --resume, "
+            "which goes on with the weights before that step, or start anew with a lower --lr (or "
+            "--precision fp32, if it was another)"
         )
 
 

@@ -59,14 +59,14 @@ def configure(args: Sequence[str], group: Group | None = None) -> tuple[TrainCon
             f"name it again to run it, --kernel {config.kernel}, or choose another"
         )
     config.images_per_part(1 if group is None else group.ranks)
-    out = Path(config.out or _new_folder(config)).expanduser()
+    folder = Path(config.out or _new_folder(config)).expanduser()
     if checkpoint is None:
-        check_unused(out)  # before a large data set is looked over
+        check_unused(folder)  # before a large data set is looked over
     data = config.data
     if data not in ("", "shapes"):
         # The checkpoint must find it from anywhere.
         data = str(Path(data).expanduser().absolute())
-    return replace(config, data=data, out=str(out)), checkpoint
+    return replace(config, data=data, out=str(folder)), checkpoint
 
 
 def _own_checkpoint(resume: str, out: str) -> Path | None:

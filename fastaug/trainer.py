@@ -71,6 +71,7 @@ class Trainer:
         self.skipped = SkippedSteps(
             config.max_bad_steps,
             group,
+            where=train.where,
             tell=self._tell_of,
             keep=lambda batch: self.recorder.write_bad_batch(batch),
         )
@@ -176,8 +177,8 @@ class Trainer:
         rate = learning_rate(self.step, self.steps_per_epoch, self.config)
         self._changing = True
         bad = self.learner.update(rate)
-        self.skipped.add(self.step, bad, parts)
         self.step += 1
+        self.skipped.add(self.step, bad, parts)
         values = None
         if self.step % self.config.log_every == 0 or self.step % self.steps_per_epoch == 0:
             values = self.meter.read()
@@ -198,7 +199,8 @@ class Trainer:
                 batch = next(batches, None)
             if batch is None:
                 return
-            self.watchdog.beat("training")
+            alone = self.group.ranks == 1
+            self.watchdog.beat("training" if alone else "training, or waiting for another rank")
             yield batch
 
     def _end_if_asked(self) -> None:
@@ -209,11 +211,12 @@ class Trainer:
     def _tell_of(self, bad: BadStep) -> None:
         # With fp16 a gradient too large for its scale is part of finding it: noted, not said.
         if bad.culprits or self.config.precision != "fp16":
-            self.recorder.console.line(f"warning: step {bad.step:,} is skipped: {bad.reason}")
+            reason = bad.reason(self.train_images.where)
+            self.recorder.console.line(f"warning: step {bad.step:,} is skipped: {reason}")
         indices = {"images": bad.images, "culprits": bad.culprits}
         scaler = self.learner.scaler
         scale = {"fp16_scale": scaler.get_scale()} if scaler.is_enabled() else {}
-        self.recorder.write("skipped", bad.step + 1, {**indices, **scale}, {})
+        self.recorder.write("skipped", bad.step, {**indices, **scale}, {})
 
     # --- evaluation and records ---
 

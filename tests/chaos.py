@@ -175,7 +175,9 @@ class Chaos:
         finally:
             training.close()
             tally.faults.update(hits)
-            tally.restarts += len({n["pid"] for n in training.journal if n.get("rank") == 0}) - 1
+            # Of those that came as far as to train; torchrun starts some by itself.
+            restarts = len({n["pid"] for n in training.journal if n.get("rank") == 0}) - 1
+            tally.restarts += restarts
         if not problems:
             problems += compare(scene.run, self.undisturbed / "run", damaged=scene.damaged)
             problems += account(training.journal, self._journal)
@@ -187,7 +189,7 @@ class Chaos:
         if not problems and not self._options.keep:
             shutil.rmtree(training.folder)
         said = ", ".join(f"{kind} {count}" for kind, count in sorted(hits.items())) or "none"
-        line = f"seed {seed}: {said}; {training.starts - 1} restarts, "
+        line = f"seed {seed}: {said}; {restarts} restarts, "
         line += f"{time.monotonic() - began:.0f} s: "
         return line + (self._failed(seed, training.folder, problems) if problems else "equal")
 

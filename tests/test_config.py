@@ -16,7 +16,7 @@ from fastaug.recipes import RECIPES, get_recipe
     [
         ({"views": 0}, "--views must be at least 1, got 0"),
         ({"epochs": 0}, "--epochs must be at least 1, got 0"),
-        ({"lr": float("nan")}, "--lr must be at least 0, got nan"),
+        ({"lr": float("nan")}, "--lr must be finite, and at least 0, got nan"),
         ({"kl_weight": -1.0}, "--kl-weight must be at least 0, got -1.0"),
         ({"label_smoothing": 1.0}, "--label-smoothing must be at least 0 and below 1, got 1.0"),
         ({"ema": 1.0}, "--ema must be at least 0 and below 1, got 1.0"),

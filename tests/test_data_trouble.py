@@ -185,7 +185,7 @@ class TestQuarantine:
         assert seen[last:18] == known[last:]
 
     @every_loader
-    def test_too_many(self, make: Tiny, kind: str) -> None:
+    def test_too_many(self, make: Tiny, kind: str, caplog: Said) -> None:
         config = make(kind, max_bad=0.03, batch_size=24)
         images = surveyed(config)
         loader = fastaug.build_loader(config, images)
@@ -198,6 +198,7 @@ class TestQuarantine:
         ) as raised:
             list(loader)
         assert "\n" not in str(raised.value)
+        assert lines(caplog, "goes on without it") == []
 
     @every_loader
     def test_a_storage_that_is_gone_is_no_image_s_fault(

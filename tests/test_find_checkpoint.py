@@ -108,7 +108,7 @@ class TestWhatResumeMeans:
         assert find_checkpoint("auto", "elsewhere", said.append) is None
         # A file that was named is there, or an error when it is loaded.
         assert find_checkpoint("nowhere", "", said.append) == Path("nowhere")
-        with pytest.raises(CheckpointError, match="no checkpoint to go on from.*start anew"):
+        with pytest.raises(CheckpointError, match=r"no checkpoint to go on from.*start anew"):
             find_checkpoint(str(tmp_path), "", said.append)
 
     @pytest.mark.parametrize("last", [None, b"torn"])

@@ -291,6 +291,7 @@ class TestADiskThatFails:
         writer.save(state_of(1))
         wait_until(lambda: said)
         (tmp_path / "checkpoints").unlink()
+        wait_until(lambda: len(said) == 2)
         writer.close()
         assert "(File exists)" in said[0]
         assert said[1:] == ["the checkpoint could be written now"]
@@ -336,29 +337,49 @@ class TestADiskThatFails:
         assert not list(tmp_path.glob("*.tmp"))  # nothing that takes space besides
         assert newest_checkpoint(tmp_path, said.append) is not None
 
+    @pytest.mark.parametrize("earlier", [True, False], ids=["one before", "none before"])
+    @pytest.mark.parametrize("when", ["during the run", "at its end"])
     def test_one_that_stays_full_is_an_error_at_the_end(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]
+        self,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        said: list[str],
+        when: str,
+        earlier: bool,
     ) -> None:
-        writer = CheckpointSaver(tmp_path, keep=2, say=said.append)
-        writer.save(state_of(1))
-        writer.close()
+        if earlier:
+            writer = CheckpointSaver(tmp_path, keep=2, say=said.append)
+            writer.save(state_of(1))
+            writer.close()
+        go_on = threading.Event()
 
         def full(_path: Path, _state: dict[str, Any]) -> None:
+            assert go_on.wait(60)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
         monkeypatch.setattr(saver, "write_checkpoint", full)
         writer = CheckpointSaver(tmp_path, keep=2, say=said.append)
         writer.save(state_of(2))
+        if when == "during the run":
+            go_on.set()
+            wait_until(lambda: said)
+        else:
+            threading.Timer(0.2, go_on.set).start()
         started = time.monotonic()
         with pytest.raises(CheckpointError) as caught:
             writer.close()
         assert 0.3 <= time.monotonic() - started < 3
+        kept = "the ones before are whole" if earlier else "there is none before it"
         assert str(caught.value) == (
-            f"{tmp_path}: the last checkpoint cannot be written (No space left on device); the "
-            "ones before are whole: free some space or mend the permissions, then --resume"
+            f"{tmp_path}: the last checkpoint cannot be written (No space left on device); {kept}: "
+            "free some space or mend the permissions, then "
+            + ("--resume" if earlier else "start anew")
         )
-        assert step_in(tmp_path / "last.pt") == 1
-        assert len(said) == 1
+        assert (tmp_path / "last.pt").exists() == earlier
+        # That it takes a while is said, once.
+        seconds = f"for up to {saver.PATIENCE_AT_THE_END:g} s more"
+        assert [seconds in line for line in said] == [False, True][-len(said) :]
+        assert len(said) == (2 if when == "during the run" else 1)
 
     def test_an_error_of_any_kind_does_not_end_the_thread(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]

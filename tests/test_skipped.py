@@ -17,6 +17,7 @@ from fastaug import learner, trainer
 from fastaug.batch import ViewBatch
 from fastaug.checkpoint import load_checkpoint
 from fastaug.config import TrainConfig
+from fastaug.data.sources import open_split
 from fastaug.distributed import Group
 from fastaug.errors import NonFinite
 from fastaug.learner import Learner
@@ -160,16 +161,18 @@ def test_too_many_in_a_row(
     """Noticed within an epoch of four steps, or when it ends."""
     config = tiny(max_bad_steps=2, epochs=3)
     batches = images_of(config, *bad)
-    step, first = bad[-2], batches[-2]
+    number, first = bad[-2] + 1, batches[-2]
     with monkeypatch.context() as patch:
         poison(patch, {batch[5] for batch in batches})
-        with pytest.raises(NonFinite, match=rf"2 steps in a row .*from step {step} on") as raised:
+        with pytest.raises(NonFinite, match=rf"2 steps in a row .*from step {number} on") as raised:
             Trainer(config).fit()
     out = Path(config.out)
     said = str(raised.value)
-    assert f"the loss of image {first[5]} is no number; that batch is in {out}/bad-batch.pt" in said
+    image = open_split(config.data, "train").where(first[5])
+    assert f"the loss of image {first[5]} is no number (the first is {image});" in said
+    assert f"that batch is in {out}/bad-batch.pt: mend" in said
     kept = torch.load(out / "bad-batch.pt", weights_only=True)
-    assert kept["step"] == step
+    assert kept["step"] == number
     assert sorted(kept["images"].tolist()) == sorted(first)
     assert kept["images"][0] == first[5] == kept["culprits"].item()
     assert kept["views"][0].isnan().all()

@@ -75,5 +75,6 @@ def test_a_rank_that_hangs(tiny: Tiny) -> None:
     second.join()
     said = (Path(config.out) / "stall.txt").read_text()
     assert f"rank 0 has made no progress for {PATIENCE} s" in said
+    assert "while training, or waiting for another rank;" in said
     assert "in backward" in said  # it waits for the other's gradients
     assert load_checkpoint(Path(config.out) / "last.pt")["step"] == 2

@@ -135,7 +135,6 @@ def quarantine(images: ImageSet, found: BadImages, max_bad: float) -> ImageSet:
             "failed; --resume goes on once it is back"
         )
     for index, fault in faults.items():
-        log.warning("%s: %s; the run goes on without it", images.where(index), fault.reason)
         if fault.lasting:
             mark_bad(images, index, fault.reason, fault.stamp)
     known = images.manifest or Manifest(
@@ -145,4 +144,6 @@ def quarantine(images: ImageSet, found: BadImages, max_bad: float) -> ImageSet:
     sizes[list(faults)], plain[list(faults)] = 0, False  # as a look would have left them
     bad = {index: fault.reason for index, fault in faults.items()} | dict(known.bad)
     check_share(images, Survey(Manifest(sizes, plain, bad), Counter()), max_bad)
+    for index, fault in faults.items():
+        log.warning("%s: %s; the run goes on without it", images.where(index), fault.reason)
     return replace(images, manifest=Manifest(sizes, plain, dict(sorted(bad.items()))))
