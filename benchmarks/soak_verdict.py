@@ -23,6 +23,11 @@ GROUP = 8
 """Samples in a group at least, so that its least and most have seen all phases of an epoch."""
 FEWEST_GROUPS = 5
 """Below them the interval of a slope is all of its values."""
+MOST_GROUPS = 15
+"""For a slope. There is a longer breath than an epoch's: protobuf, with which TensorBoard's events
+are made, hands all free memory back to the system (malloc_trim) whenever it has freed 10,000 pieces
+of its own, every 16 epochs of the default training; in between the heap grows in steps of up to 30
+MiB. In an hour a group holds one such breath, and its least is what the training really needs."""
 SLOPE_SHARE, SLOPE_MIB = 0.01, 5.0
 """Growth of memory in an hour that is a leak: above both, with an interval above zero. 1% an hour
 doubles a training in three days; below 5 MiB an hour it would take a week to reach 1 GiB."""
@@ -32,6 +37,8 @@ so, which in a few minutes is a steep slope."""
 STEP_SHARE, STEP_MIB = 0.05, 25.0
 """Or so much, both, between the first and the last medians: a few large steps have a slope of zero
 by Theil and Sen, which a step in the first or last quarter does not move at all."""
+SPREAD = 2.0
+"""And a slope has to rise above the values' spread around it, by so many standard deviations."""
 NORMAL_95 = 1.959964
 """Standard deviations to each side that hold 95% of a normal distribution."""
 
@@ -125,7 +132,12 @@ def group(samples: Sequence[Sample]) -> list[list[Sample]]:
     if not whole:
         return []
     size = math.ceil(GROUP / statistics.fmean(map(len, whole)))
-    parts = [whole[i : i + size] for i in range(0, len(whole) - size + 1, size)]
+    return _joined(whole, size)
+
+
+def _joined(groups: Sequence[Sequence[Sample]], size: int) -> list[list[Sample]]:
+    """So many at a time; those at the end that make no whole one are left out."""
+    parts = [groups[i : i + size] for i in range(0, len(groups) - size + 1, size)]
     return [[sample for members in part for sample in members] for part in parts]
 
 
@@ -150,19 +162,26 @@ def _memory_trend(
     quantity: Callable[[Sample], float],
     phase: Callable,
 ) -> Trend:
-    chosen = [phase(members, key=quantity) for members in groups]
+    values = np.array([phase(map(quantity, members)) for members in groups])
+    breaths = _joined(groups, math.ceil(len(groups) / MOST_GROUPS))
     # Of the group, not of the sample: when in a group the least comes says nothing.
-    hours = np.array([statistics.fmean(s.seconds for s in members) / 3600 for members in groups])
-    values = np.array([quantity(sample) for sample in chosen])
-    slope = theil_sen(hours, values)
-    half = len(values) // 2
-    later = theil_sen(hours[half:], values[half:]).middle
+    hours = np.array([statistics.fmean(s.seconds for s in members) / 3600 for members in breaths])
+    levels = np.array([phase(map(quantity, members)) for members in breaths])
+    slope, span = theil_sen(hours, levels), float(hours[-1] - hours[0])
+    half = len(levels) // 2
+    later = theil_sen(hours[half:], levels[half:]).middle
     first, last = _ends(values)
-    bound = max(SLOPE_MIB, SLOPE_SHARE * first, RISE_MIB / float(hours[-1] - hours[0]))
+    bound = max(SLOPE_MIB, SLOPE_SHARE * first, RISE_MIB / span)
+    bound = max(bound, SPREAD * _spread(levels - slope.middle * hours) / span)
     steady = slope.middle > bound and slope.low > 0
     stepped = last - first > max(STEP_MIB, STEP_SHARE * first)
     most = max(quantity(sample) for members in groups for sample in members)
     return Trend(name, first, last, most, steady or stepped, slope, bound, later)
+
+
+def _spread(values: np.ndarray) -> float:
+    """A standard deviation that a few values far off do not move."""
+    return 1.4826 * float(np.median(np.abs(values - np.median(values))))
 
 
 def _count_trend(
@@ -210,7 +229,8 @@ def describe(samples: Sequence[Sample], verdict: Verdict | None) -> list[str]:
     if verdict.grows:
         names = ", ".join(trend.name for trend in verdict.trends if trend.grows)
         return [*lines, f"verdict: grows ({names})"]
-    least = max(trend.bound for trend in verdict.trends)
+    # A leak lifts all of them, so the one that is told apart best finds it.
+    least = min(trend.bound for trend in verdict.trends if trend.slope)
     return [*lines, f"verdict: flat (a leak below {least:,.0f} MiB/hour would not be called one)"]
 
 

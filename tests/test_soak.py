@@ -135,6 +135,26 @@ def test_the_least_and_the_most_of_an_epoch_are_apart() -> None:
     assert growing(judge(samples)) == {"resident, max", "own memory, max"}
 
 
+@pytest.mark.parametrize(("leak", "grows"), [(0.0, False), (20.0, True)])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_heap_that_is_handed_back_now_and_then(leak: float, grows: bool, seed: int) -> None:
+    """As measured: each 3 minutes 200 MiB less for some seconds, and in between steps of any height
+    at any time. What is beneath them counts."""
+    rng = np.random.default_rng(seed)
+    samples, height, left = [], 0.0, 0.0
+    for one in series():
+        left -= 2.0
+        if left <= 0:
+            left, height = rng.uniform(120, 200), -200.0
+        elif height == -200.0 and rng.random() < 0.3:
+            height = rng.uniform(-20, 0)
+        elif height > -200.0 and rng.random() < 0.03:
+            height = min(height + rng.uniform(5, 20), 25.0)
+        memory = 660.0 + height + leak * one.seconds / 3600
+        samples.append(replace(one, own=memory, rss=memory + 50))
+    assert bool(growing(judge(samples))) == grows
+
+
 def test_memory_that_falls_is_flat() -> None:
     assert growing(judge(leaking(series(), -0.1))) == set()
 
@@ -160,7 +180,7 @@ def test_growth_that_outlasts_the_warm_up_is_seen() -> None:
     assert growing(verdict) == MEMORY
     for trend in verdict.trends:
         if trend.slope:
-            assert abs(trend.later) < 5 < 20 < trend.slope.middle  # it has settled since
+            assert abs(trend.later) < 10 < 20 < trend.slope.middle  # it has settled since
 
 
 @pytest.mark.parametrize("place", [0.35, 0.6, 0.8])
