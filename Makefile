@@ -8,12 +8,13 @@ BIN := $(FASTAUG_VENV)/bin
 # Names what is installed: the requirements, this folder (the install is editable) and the Python.
 INSTALLED := $(FASTAUG_VENV)/.installed-$(shell { cat setup.py pyproject.toml constraints.txt; pwd; $(PYTHON) --version; } | cksum | tr ' ' -)
 
-.PHONY: help train test bench check install clean
+.PHONY: help train test bench paper-mini check install clean
 
 help:
 	@echo "make train   train on the built-in data set, in about 3 minutes on two cores"
 	@echo "make test    run the tests"
 	@echo "make bench   images per second versus K and what GPUs should do, quick forms, in about 2 minutes"
+	@echo "make paper-mini  the paper's claims in small, on the built-in data and DATA=CIFAR-LIKE-FOLDER, in about an hour; resumable"
 	@echo "make check   ruff, ruff format --check, mypy"
 	@echo "make install make the virtual environment ($(FASTAUG_VENV)) and install fastaug into it"
 	@echo "make clean   remove $(FASTAUG_VENV) and caches of the tools"
@@ -29,6 +30,17 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/throughput.py --quick --out runs/bench $(ARGS)
 	$(BIN)/python benchmarks/predict.py --quick --out runs/bench
 	$(BIN)/python benchmarks/predict.py --check runs/bench/throughput.csv --out runs/bench
+
+# Each part goes on where it was stopped. MINI is where the runs and the report are.
+MINI ?= runs/paper-mini
+paper-mini: $(INSTALLED)
+	$(BIN)/python -m fastaug.sweep mini-shapes --dali --out $(MINI)/shapes $(ARGS)
+ifdef DATA
+	$(BIN)/python -m fastaug.sweep mini-cifar --dali --data $(DATA) --out $(MINI)/cifar $(ARGS)
+else
+	@echo "without DATA=FOLDER (train/CLASS/*.jpg, test/CLASS/*.jpg of 32 px) there is no CIFAR part"
+endif
+	$(BIN)/python -m fastaug.report $(MINI)
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .

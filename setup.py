@@ -9,6 +9,8 @@ ROOT = Path(__file__).parent
 VERSION = re.search(r'__version__ = "(.+)"', (ROOT / "fastaug/__init__.py").read_text())[1]
 # fastaug.export --to onnx: torch's exporter needs the first two, the last one checks the file.
 EXPORT = ["onnx", "onnxscript", "onnxruntime"]
+# fastaug.sweep; fastaug.figures and fastaug.report. 4.9: earlier ones call the retries otherwise.
+PAPER = ["optuna>=4.9", "matplotlib"]
 
 setup(
     name="fastaug",
@@ -20,12 +22,17 @@ setup(
     python_requires=">=3.10",
     packages=[
         *("fastaug", "fastaug.data", "fastaug.kernels", "fastaug.models", "fastaug.views"),
+        *("fastaug.paper", "fastaug.sweeps"),
         # Folders beside fastaug/ in the tree. cuda/ holds sources alone, and no __init__.py: with
         # one it would hide NVIDIA's package of that name from whoever starts Python here.
         *("fastaug.pipelines", "fastaug.cuda"),
     ],
     package_dir={"fastaug.pipelines": "pipelines", "fastaug.cuda": "cuda"},
-    package_data={"fastaug": ["py.typed"], "fastaug.cuda": ["*.h", "*.cpp", "*.cu"]},
+    package_data={
+        "fastaug": ["py.typed"],
+        "fastaug.cuda": ["*.h", "*.cpp", "*.cu"],
+        "fastaug.paper": ["*.css", "*.js"],
+    },
     install_requires=[
         "numpy>=2",
         # 2.4: earlier ones have no fn.filter and fn.equalize. NVIDIA builds it for Linux alone. Its
@@ -42,11 +49,12 @@ setup(
     ],
     extras_require={
         "export": EXPORT,
+        "paper": PAPER,
         "dev": [
             *EXPORT,
+            *PAPER,  # matplotlib also draws the plots of benchmarks/
             "build",
             "hypothesis",
-            "matplotlib",  # the plots of benchmarks/
             "mypy",
             "pre-commit",
             "pytest",

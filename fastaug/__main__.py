@@ -15,6 +15,9 @@ COMMANDS = {
     "evaluate": "measure a checkpoint",
     "export": "write a trained network for other programs: safetensors, ONNX, torch.export",
     "preview": "draw the views that the network will see",
+    "report": "write one page about runs: the paper's claims, settings, figures, every run",
+    "sweep": "train a grid of runs, and choose the best of each setting",
+    "figures": "draw the paper's figures and write its tables, from finished runs",
     "scan": "find images that cannot be used",
     "doctor": "say what works on this machine, and what to do about the rest",
 }

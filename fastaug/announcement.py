@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -14,16 +14,20 @@ from fastaug.distributed import Group
 def announcement(
     config: TrainConfig,
     train: ImageSet,
-    test: ImageSet,
+    measured: Sequence[ImageSet],
     *,
     steps_per_epoch: int,
     device: torch.device,
     group: Group,
 ) -> Iterator[str]:
-    """Line by line: what is trained on what and where, and what one might not expect of it."""
-    good, tested = (len(images) - len(images.bad) for images in (train, test))
+    """Line by line: what is trained on what and where, and what one might not expect of it.
+
+    measured: the test images, and before them those that are held out, if any are.
+    """
+    good, *held_out, tested = (len(images) - len(images.bad) for images in (train, *measured))
+    held = f", {held_out[0]:,} held-out" if held_out else ""
     yield (
-        f"{config.model} on {config.data}: {good:,} training and {tested:,} test images, "
+        f"{config.model} on {config.data}: {good:,} training{held} and {tested:,} test images, "
         f"{len(train.classes)} classes, {config.size} px"
     )
     if train.bad:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, fields
+from functools import cache
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from fastaug.errors import ConfigError, suggest
@@ -17,8 +18,8 @@ class TrainConfig:
     """Train an image classifier on K random views of every image at once."""
 
     recipe: str = "shapes"
-    """Named defaults of all other flags: shapes, cifar100-wrn-16-4, cifar100-resnet18,
-    imagenet-nf-resnet50, imagenet-nf-resnet101, imagenet-nfnet-f0."""
+    """Named defaults of all other flags, one for each experiment of the paper and for its small
+    versions; --list-recipes says which there are."""
 
     # --- data ---
     data: str = "shapes"
@@ -43,6 +44,11 @@ class TrainConfig:
     last_batch: Literal["drop", "fill"] = "drop"
     """Images of an epoch that make no whole step. drop: left out, others each time; fill: the step
     is filled with images from the start of the epoch's order."""
+    train_images: int = 0
+    """Training images that are used, as many of each class as of the others; 0: all."""
+    validation: float = 0.0
+    """Share of the training images, of each class, that is held out and evaluated after each epoch
+    in place of the test images; the final evaluation is of both. 0: none."""
     size: int = 32
     """Side of a view in pixels."""
     views: int = 4
@@ -132,7 +138,8 @@ class TrainConfig:
     eval_views: int = 2
     """Views of each test image for the invariance after an epoch; 0 is the central crop alone."""
     tta: int = 8
-    """Views of each test image in the final evaluation; 0 is the central crop alone."""
+    """Views of each test image in the final evaluation, which also has the accuracy over the first
+    1, 2, 4, ... of them; 0 is the central crop alone."""
 
     # --- machine ---
     device: str = "auto"
@@ -275,7 +282,7 @@ class TrainConfig:
         return [
             f"{flag(field.name)} {getattr(self, field.name)} (here: {getattr(other, field.name)})"
             for field in fields(self)
-            if field.name not in _FREE_ON_RESUME
+            if field.name not in FREE_ON_RESUME
             and getattr(self, field.name) != getattr(other, field.name)
         ]
 
@@ -287,10 +294,16 @@ def flag(name: str) -> str:
 
 def check_choices(config: Any) -> None:
     """The values of Literal fields, for configs that were not made by the command line."""
-    for name, kind in get_type_hints(type(config)).items():
-        if get_origin(kind) is Literal and (value := getattr(config, name)) not in get_args(kind):
-            allowed = suggest(str(value), get_args(kind))
-            raise ConfigError(f"{flag(name)} cannot be {value!r}: {allowed}")
+    for name, choices in _choices(type(config)):  # type: ignore[arg-type]
+        if (value := getattr(config, name)) not in choices:
+            raise ConfigError(f"{flag(name)} cannot be {value!r}: {suggest(str(value), choices)}")
+
+
+@cache
+def _choices(kind: type) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """The Literal fields of a config: looked up once, as a sweep makes thousands of them."""
+    hints = get_type_hints(kind).items()
+    return tuple((name, get_args(hint)) for name, hint in hints if get_origin(hint) is Literal)
 
 
 _LEAST: dict[str, float] = {
@@ -298,6 +311,7 @@ _LEAST: dict[str, float] = {
     "prefetch": 1,
     "decode_memory": 0,
     "max_bad": 0,
+    "train_images": 0,
     "size": 8,
     "views": 1,
     "batch_size": 1,
@@ -321,10 +335,10 @@ _LEAST: dict[str, float] = {
     "max_bad_steps": 1,
     "stall_timeout": 0,
 }
-_BELOW_ONE = ("label_smoothing", "dropout", "stochastic_depth", "momentum", "ema")
+_BELOW_ONE = ("label_smoothing", "dropout", "stochastic_depth", "momentum", "ema", "validation")
 # Where a run lives and how it is watched, and what computes the same thing elsewhere or faster. The
 # data may have moved: the loader's state checks that it is the same set.
-_FREE_ON_RESUME = {
+FREE_ON_RESUME = {
     "data",
     "loader",
     "workers",

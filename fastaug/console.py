@@ -80,6 +80,10 @@ class RunConsole:
         self._progress.stop()
         timing = summary["timing"]
         ended = "finished" if summary["finished"] else f"stopped at step {summary['step']:,}"
+        held_out, of = [], ""
+        if validation := summary.get("validation"):
+            top1 = _percent(validation, "top1", "top5")
+            held_out, of = [("held-out images, top-1 / top-5", top1)], " of the held-out images"
         rows = [
             ("run", f"{config.out} ({ended})"),
             ("model", f"{config.model}, {summary['parameters']:,} parameters"),
@@ -88,7 +92,8 @@ class RunConsole:
                 f"average {config.average}, {config.views} views, KL weight {config.kl_weight:g}",
             ),
             *measure_rows(summary["measures"], config.tta),
-            ("best epoch, top-1", f"{100 * summary['best_top1']:.1f}%"),
+            *held_out,
+            ("best epoch, top-1", f"{100 * summary['best_top1']:.1f}%{of}"),
             (
                 "training",
                 f"{timing['train_seconds']:.0f} s, {timing['images_per_s']:,.0f} images/s, "

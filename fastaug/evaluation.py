@@ -54,8 +54,9 @@ class Evaluation:
         """Measures of a model, by name, over the images of all ranks.
 
         top1, top5, nll: of the central crop. With views > 0 also tta_top1, tta_top5 (averaged
-        probabilities) and tta_logits_top1, tta_logits_top5 (averaged logits), and with views > 1
-        the invariance: the mean pairwise KL between the views of an image, in nats.
+        probabilities) and tta_logits_top1, tta_logits_top5 (averaged logits), tta_top1_at_N over
+        the first N = 1, 2, 4, ... views, and with views > 1 the invariance: the mean pairwise KL
+        between the views of an image, in nats.
         on_batch is told the batches done and in all, as often on every rank; what it raises ends
         the evaluation.
         """
@@ -112,7 +113,14 @@ def _names(views: int) -> tuple[str, ...]:
     """What is measured on so many views; 0 is the central crop."""
     if views == 0:
         return _CENTRAL
-    return _VIEWS if views == 1 else (*_VIEWS, "invariance")
+    fewer = tuple(f"tta_top1_at_{number}" for number in powers_of_two(views))
+    return (*_VIEWS, *fewer) if views == 1 else (*_VIEWS, *fewer, "invariance")
+
+
+def powers_of_two(most: int) -> list[int]:
+    """1, 2, 4, ... up to and with most, if it is one: the numbers of views that the paper's figure
+    of the test-time multiplicity shows."""
+    return [1 << power for power in range(most.bit_length())]
 
 
 def _measures(logits: Tensor, labels: Tensor, views: int, kernel: str) -> dict[str, Tensor]:
@@ -120,8 +128,13 @@ def _measures(logits: Tensor, labels: Tensor, views: int, kernel: str) -> dict[s
     if views == 0:
         nll = nn.functional.cross_entropy(logits[:, 0], labels, reduction="none")
         return {**_hits("", logits[:, 0], labels), "nll": nll}
-    measures = _hits("tta_", logits.softmax(-1).mean(1), labels)
+    probabilities = logits.softmax(-1)
+    measures = _hits("tta_", probabilities.mean(1), labels)
     measures |= _hits("tta_logits_", logits.mean(1), labels)
+    for number in powers_of_two(views):
+        # View k is the same however many there are: the first ones are those of a smaller --tta.
+        hits = probabilities[:, :number].mean(1).argmax(1) == labels
+        measures[f"tta_top1_at_{number}"] = hits
     if views > 1:
         measures["invariance"] = pairwise_kl(logits, kernel=kernel)
     return measures

@@ -14,6 +14,7 @@ from fastaug.data.images import ImageSet
 from fastaug.data.manifest import survey
 from fastaug.data.plan import check_padded_sizes
 from fastaug.data.sources import open_split
+from fastaug.data.split import split_training
 from fastaug.data.torch_loader import TorchLoader
 from fastaug.device import resolve_device
 from fastaug.errors import ConfigError
@@ -41,11 +42,17 @@ def survey_images(config: TrainConfig, images: ImageSet) -> ImageSet:
     )
 
 
+def training_images(config: TrainConfig, images: ImageSet) -> tuple[ImageSet, ImageSet | None]:
+    """Of a training set: those that the config trains on, and those that it holds out."""
+    return split_training(images, validation=config.validation, train_images=config.train_images)
+
+
 def build_loader(
     config: TrainConfig, images: ImageSet | None = None, *, rank: int = 0, ranks: int = 1
 ) -> Loader:
     """The training batches of a config: of its data, or of images that are already open."""
-    images = open_split(config.data, "train") if images is None else images
+    if images is None:
+        images, _ = training_images(config, open_split(config.data, "train"))
     return _loader(
         config,
         images,

@@ -10,7 +10,7 @@ from pathlib import Path
 from fastaug import cli
 from fastaug.data.sources import open_split_or_flat
 from fastaug.errors import ConfigError, printable
-from fastaug.loaders import build_loader
+from fastaug.loaders import build_loader, training_images
 from fastaug.options import PreviewConfig
 from fastaug.picture import draw_views
 from fastaug.recipes import get_recipe
@@ -20,7 +20,7 @@ from fastaug.run_folder import write_event_picture
 def main(args: Sequence[str]) -> int:
     config = configure(args)
     out = cli.output_file("--out", config.out)
-    images = open_split_or_flat(config.data, "train")
+    images, _ = training_images(config, open_split_or_flat(config.data, "train"))
     config = replace(config, images=min(config.images, len(images)))
     batch = next(iter(build_loader(config, images)))
     picture = draw_views(images, batch, config, rows=config.images)

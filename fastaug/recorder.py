@@ -72,9 +72,9 @@ class Recorder:
                 self._folder.close()
             self.console.__exit__(*error)
 
-    def announce(self, train: ImageSet, test: ImageSet, **run: Any) -> None:
+    def announce(self, train: ImageSet, measured: Sequence[ImageSet], **run: Any) -> None:
         """What is trained on what, when it begins; run: what announcement() wants to know."""
-        for line in announcement(self._config, train, test, group=self._group, **run):
+        for line in announcement(self._config, train, measured, group=self._group, **run):
             self.console.line(line)
         if self._resumed_at is not None:
             self.console.line(f"resumed at step {self._resumed_at:,}")

@@ -1,4 +1,5 @@
-"""The run folder's records: config.json, metrics.jsonl, summary.json and TensorBoard events.
+"""The run folder's records: config.json, metrics.jsonl, summary.json, views.png and TensorBoard's
+events.
 
 A disk that is full for a while must not end a run: lines that cannot be written wait for the next.
 """
@@ -78,6 +79,8 @@ class RunFolder:
 
     def write_picture(self, name: str, picture: Image) -> None:
         self._events.add_picture(name, picture)
+        with suppress(OSError), whole_file(self.path / f"{name}.png", ".png") as temporary:
+            picture.save(temporary)
 
     def write_bad_images(self, lines: list[str]) -> None:
         """bad-images.txt: a line for each image that the run does without, if there is one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,17 +11,21 @@ from pathlib import Path
 from fastaug import cli
 from fastaug.checkpoint import load_checkpoint
 from fastaug.config import TrainConfig
+from fastaug.console import show_table
 from fastaug.distributed import Group
 from fastaug.errors import ConfigError
 from fastaug.interrupt import Interrupted
 from fastaug.launch import is_restarted, joined, launch_name, launch_stamp, machines
-from fastaug.recipes import get_recipe
+from fastaug.recipes import RECIPES, first_line, get_recipe
 from fastaug.run_folder import check_unused
 from fastaug.saver import find_checkpoint, newest_checkpoint, run_of
 from fastaug.trainer import Trainer
 
 
 def main(args: Sequence[str]) -> int:
+    if "--list-recipes" in args:
+        show_recipes()
+        return 0
     with joined() as group:
         config, checkpoint = group.from_first(lambda: configure(args, group))
         try:
@@ -67,6 +72,29 @@ def configure(args: Sequence[str], group: Group | None = None) -> tuple[TrainCon
         # The checkpoint must find it from anywhere.
         data = str(Path(data).expanduser().absolute())
     return replace(config, data=data, out=str(folder)), checkpoint
+
+
+def show_recipes() -> None:
+    """What --recipe takes."""
+    show_table("recipes (--recipe NAME --help shows all of one's settings)", recipe_rows())
+
+
+def recipe_rows() -> list[tuple[str, str]]:
+    """The name of each recipe, what it is, and the settings that set it apart."""
+    rows = []
+    for name in RECIPES:
+        config = get_recipe(name)
+        settings = f"{config.model}, K={config.views}, batch {config.batch_size}, "
+        settings += f"{config.epochs} epochs, lr {_as_power(config.lr)}"
+        settings += " x unique images" if config.lr_scaling == "unique-images" else ""
+        rows.append((name, f"{first_line(name)}\n{settings}, {config.schedule}"))
+    return rows
+
+
+def _as_power(rate: float) -> str:
+    """The paper's rates are powers of two."""
+    exponent = math.log2(rate)
+    return f"2^{exponent:g}" if exponent == round(exponent) else f"{rate:g}"
 
 
 def _own_checkpoint(resume: str, out: str) -> Path | None:

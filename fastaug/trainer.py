@@ -12,6 +12,7 @@ import torch
 from fastaug.batch import ViewBatch
 from fastaug.checkpoint import check_continuable, load_checkpoint
 from fastaug.config import TrainConfig
+from fastaug.data.images import ImageSet
 from fastaug.data.sources import open_source
 from fastaug.device import (
     avoid_broken_cpu_arithmetic,
@@ -26,7 +27,7 @@ from fastaug.interrupt import Interrupted, InterruptRequest
 from fastaug.kernels import find_kernel
 from fastaug.launch import launch_name
 from fastaug.learner import Learner
-from fastaug.loaders import build_loader, survey_images
+from fastaug.loaders import build_loader, survey_images, training_images
 from fastaug.optim import learning_rate
 from fastaug.picture import draw_views
 from fastaug.profiler import Profiler, steps_to_record
@@ -51,11 +52,11 @@ class Trainer:
         keep_freed_memory(self.device)
         if config.compile:
             check_compiler(self.device)
-        train, test = group.in_turn(
-            lambda: [survey_images(config, images) for images in open_source(config.data)]
-        )
-        self.train_images = train
-        self.evaluation = Evaluation(test, config, self.device, group)
+        self.train_images, *measured = group.in_turn(lambda: self._image_sets())
+        train = self.train_images
+        self.evaluations = [Evaluation(i, config, self.device, group) for i in measured]
+        """Of the test images, and before them of those that are held out, if any are. The first one
+        is made after each epoch, and chooses best.pt."""
         torch.manual_seed(config.seed)
         # Here rather than at the first step: a wrong name ends the run before it has begun, and
         # one rank compiles for all.
@@ -90,6 +91,13 @@ class Trainer:
         if self.device.type == "cuda":
             torch.backends.cudnn.benchmark = True
 
+    def _image_sets(self) -> list[ImageSet]:
+        """To train on, held out (if the config says so), and to test on."""
+        train, test = open_source(self.config.data)
+        train, held_out = training_images(self.config, train)
+        sets = [train, test] if held_out is None else [train, held_out, test]
+        return [survey_images(self.config, images) for images in sets]
+
     @property
     def last_step(self) -> int:
         """Where this run stops: the end of the schedule, or --max-steps."""
@@ -114,7 +122,7 @@ class Trainer:
         ):
             self.recorder.announce(
                 self.train_images,
-                self.evaluation.image_sets[0],
+                [evaluation.image_sets[0] for evaluation in self.evaluations],
                 steps_per_epoch=self.steps_per_epoch,
                 device=self.device,
             )
@@ -237,22 +245,20 @@ class Trainer:
 
     def _timed_evaluation(self, epoch: int) -> dict[str, float]:
         started = time.perf_counter()
-        measures = self._measure(self.config.eval_views)
+        measures = self._measure(self.evaluations[0], self.config.eval_views)
         timing = {"seconds": time.perf_counter() - started}
         self.recorder.write("eval", self.step, {"epoch": epoch, **measures}, timing)
         self.recorder.console.epoch(epoch, self.config.epochs, measures)
         return measures
 
-    def _measure(self, views: int) -> dict[str, float]:
+    def _measure(self, evaluation: Evaluation, views: int) -> dict[str, float]:
         def on_batch(done: int, total: int) -> None:
             self.watchdog.beat("evaluating")
             self._end_if_asked()
             self.recorder.console.evaluating(done, total)
 
         try:
-            return self.evaluation.measure(
-                self.learner.evaluated_model, views=views, on_batch=on_batch
-            )
+            return evaluation.measure(self.learner.evaluated_model, views=views, on_batch=on_batch)
         except (RuntimeError, DataError):  # as in _train: workers that a signal has ended
             self.interrupt.check()
             raise
@@ -265,7 +271,7 @@ class Trainer:
         self.recorder.console.status(values, timing["views_per_s"])
 
     def _finish(self) -> dict[str, Any]:
-        measures = self._measure(self.config.tta)
+        *held_out, measures = (self._measure(e, self.config.tta) for e in self.evaluations)
         if not self.recorder.has_best:
             self.recorder.save(self.state_dict(), best=True)
         timing = self.speed.whole_run()
@@ -276,6 +282,8 @@ class Trainer:
             "total_steps": self.total_steps,
             "skipped_steps": self.skipped.count,
             "measures": measures,
+            # What settings are chosen by, where images are held out for it.
+            **({"validation": held_out[0]} if held_out else {}),
             "best_top1": self.best_top1 if self.best_top1 >= 0 else measures["top1"],
             "parameters": sum(parameter.numel() for parameter in self.learner.model.parameters()),
             "timing": timing,
@@ -285,7 +293,8 @@ class Trainer:
         return summary
 
     def _list_bad_images(self) -> None:
-        self.recorder.list_bad_images([self.loader.images, *self.evaluation.image_sets])
+        measured = [images for e in self.evaluations for images in e.image_sets]
+        self.recorder.list_bad_images([self.loader.images, *measured])
 
     def _profiler(self) -> Profiler:
         steps = None

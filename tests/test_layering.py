@@ -12,8 +12,9 @@ ROOT = Path(__file__).parent.parent
 # not know each other. The trainer evaluates after each epoch, so evaluation stands below it.
 LAYERS = [
     {"__main__"},
-    {"train", "evaluate", "preview", "scan", "doctor", "export"},
-    {"cli", "exporting", "trainer"},
+    {"train", "evaluate", "preview", "scan", "doctor", "export", "sweep", "figures", "report"},
+    {"cli", "exporting", "trainer", "sweeps"},
+    {"paper"},
     {"recorder"},
     {"evaluation", "folding", "installed", "learner", "profiler", "run_folder", "saver", "skipped"},
     {"weights"},

@@ -8,7 +8,7 @@ import io
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -83,6 +83,35 @@ class ImageSet:
     def bad(self) -> Mapping[int, str]:
         """Images that are quarantined, and why."""
         return {} if self.manifest is None else self.manifest.bad
+
+    def subset(self, keep: np.ndarray, name: str) -> ImageSet:
+        """The images of some numbers, in their order, before any is looked at.
+
+        keep: [n] int64, ascending.
+        """
+        spans = self.spans
+        if spans is not None:
+            continued = {
+                place: spans.continued[number]
+                for place, number in enumerate(keep.tolist())
+                if number in spans.continued
+            }
+            spans = replace(
+                spans,
+                shard=spans.shard[keep],
+                offset=spans.offset[keep],
+                size=spans.size[keep],
+                continued=continued,
+            )
+        return replace(
+            self,
+            name=name,
+            labels=self.labels[keep],
+            files=tuple(self.files[number] for number in keep.tolist()) if self.files else (),
+            spans=spans,
+            array=None if self.array is None else self.array[keep],
+            manifest=None,
+        )
 
     def image(self, index: int) -> np.ndarray:
         """Image number index: [H, W, 3] uint8."""

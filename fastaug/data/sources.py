@@ -12,6 +12,7 @@ from fastaug.data.images import ImageSet
 from fastaug.data.npz import NpzFile, open_npz
 from fastaug.data.records import find_shards, open_records
 from fastaug.data.shapes import ensure_shapes
+from fastaug.data.split import held_out
 from fastaug.data.webdataset import IMAGE_SUFFIXES
 from fastaug.errors import DataError
 
@@ -28,8 +29,8 @@ _ARRAYS = {
 }
 _MAX_CLASSES = 2**20
 """Of an .npz: a label of 2**62 would take as many names."""
-_HELD_OUT = 10
-"""Every tenth image of each class is the test set of an .npz that has none."""
+_HELD_OUT = 0.1
+"""Of each class: the test set of an .npz that has none."""
 
 
 def open_source(data: str) -> tuple[ImageSet, ImageSet]:
@@ -123,7 +124,7 @@ def _is_image(file: Path) -> bool:
 
 def _open_npz(path: Path, split: Split) -> ImageSet:
     with open_npz(path) as file:
-        image_name, label_name, held_out = _npz_names(path, file, split)
+        image_name, label_name, has_no_test = _npz_names(path, file, split)
         images, labels = file.read(image_name), file.read(label_name)
         # The training labels number the classes, for both splits alike.
         numbers = file.read(_npz_names(path, file, "train")[1])
@@ -153,8 +154,8 @@ def _open_npz(path: Path, split: Split) -> ImageSet:
             f"{path}: {split} labels must be 0 to {len(classes) - 1}, as in training; "
             f"got {labels.min()} to {labels.max()}"
         )
-    if held_out:
-        keep = _held_out(labels) == (split == "test")
+    if has_no_test:
+        keep = held_out(labels, _HELD_OUT) == (split == "test")
         images, labels = images[keep], labels[keep]
     return ImageSet(f"{path} ({split})", classes, labels, array=images)
 
@@ -177,14 +178,6 @@ def _npz_names(path: Path, file: NpzFile, split: Split) -> tuple[str, str, bool]
         f"{path}: no arrays of images and labels; it has {_few(file.names)} and "
         f"needs one of {takes}"
     )
-
-
-def _held_out(labels: np.ndarray) -> np.ndarray:
-    """[N] bool: every tenth image of each class."""
-    out = np.zeros(len(labels), bool)
-    for label in np.unique(labels):
-        out[np.flatnonzero(labels == label)[_HELD_OUT - 1 :: _HELD_OUT]] = True
-    return out
 
 
 def _few(names: list[str]) -> str:

@@ -1,0 +1,66 @@
+"""Which of the training images are trained on, and which are held out to choose settings by.
+
+Both follow from the labels alone: every seed, and every machine, has the same ones.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fastaug.data.images import ImageSet
+from fastaug.errors import ConfigError
+
+
+def split_training(
+    images: ImageSet, *, validation: float, train_images: int
+) -> tuple[ImageSet, ImageSet | None]:
+    """The images to train on, and those that are held out of them; None if validation is 0.
+
+    They are held out of all of them: a smaller train_images has the same validation images.
+    """
+    if not (validation or train_images):
+        return images, None
+    out = held_out(images.labels, validation)
+    rest = np.flatnonzero(~out)
+    if train_images > len(rest):
+        held = f" without the {int(out.sum()):,} that are held out" if validation else ""
+        raise ConfigError(
+            f"--train-images must be at most {len(rest):,}, the images of {images.name}{held}; "
+            f"got {train_images:,}"
+        )
+    if train_images:
+        rest = rest[_evenly(images.labels[rest], train_images)]
+    if len(missing := np.setdiff1d(images.labels, images.labels[rest])):
+        raise ConfigError(
+            f"--train-images {train_images:,} with --validation {validation:g} leave no image of "
+            f"class {images.classes[missing[0]]} to train on; take more, or hold out fewer"
+        )
+    train = images.subset(rest, images.name)
+    if not validation:
+        return train, None
+    if not out.any():
+        raise ConfigError(
+            f"--validation {validation:g} of {images.name} is no image: its classes are too small"
+        )
+    return train, images.subset(np.flatnonzero(out), f"{images.name} (held out)")
+
+
+def held_out(labels: np.ndarray, share: float) -> np.ndarray:
+    """[N] bool: so much of each class, evenly spaced; a tenth is every tenth image."""
+    out = np.zeros(len(labels), bool)
+    if share:
+        for label in np.unique(labels):
+            members = np.flatnonzero(labels == label)
+            count = int(len(members) * share + 1e-9)
+            places = np.floor(np.arange(1, count + 1) / share + 1e-9).astype(int) - 1
+            out[members[places]] = True
+    return out
+
+
+def _evenly(labels: np.ndarray, count: int) -> np.ndarray:
+    """Places of the first images of each class, count in all and as many of each as can be."""
+    turn = np.zeros(len(labels), np.int64)
+    for label in np.unique(labels):
+        members = labels == label
+        turn[members] = np.arange(members.sum())
+    return np.sort(np.lexsort((labels, turn))[:count])

@@ -1,0 +1,212 @@
+"""Runs that are on the disk, as the figures and tables see them: families and settings."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_origin, get_type_hints
+
+from fastaug.config import FREE_ON_RESUME, TrainConfig, flag
+from fastaug.errors import DataError, FastaugError
+
+Measures = dict[str, float]
+
+_SWEPT = {"recipe", "views", "average", "kl_weight", "lr", "epochs", "seed", "augment"}
+"""What runs of one family may differ in, besides what makes no other training of it."""
+
+
+class Setting(NamedTuple):
+    """What a curve of a figure has one point for."""
+
+    views: int
+    average: str
+    kl_weight: float
+    augmented: bool = True
+
+    @property
+    def label(self) -> str:
+        """As people read it: K=4, average losses, KL weight 1."""
+        if not self.augmented:
+            return "no augmentation"
+        if self.views == 1:
+            return "K=1"
+        weight = f", KL weight {self.kl_weight:g}" if self.kl_weight else ""
+        return f"K={self.views}, average {self.average}{weight}"
+
+
+def setting_of(config: TrainConfig) -> Setting:
+    """With one view, or with views that are all the same, the objectives coincide and the
+    regulariser is 0: that is one setting."""
+    if config.augment == "none":
+        return Setting(1, "losses", 0.0, augmented=False)
+    if config.views == 1:
+        return Setting(1, "losses", 0.0)
+    return Setting(config.views, config.average, config.kl_weight)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One finished training."""
+
+    folder: Path
+    config: TrainConfig
+    summary: dict[str, Any]
+
+    @property
+    def setting(self) -> Setting:
+        return setting_of(self.config)
+
+    @property
+    def measures(self) -> Measures:
+        """Of the test images: evaluation.Evaluation.measure says which."""
+        return self.summary["measures"]
+
+    @property
+    def validation(self) -> Measures | None:
+        """The same of the images that were held out."""
+        return self.summary.get("validation")
+
+
+@dataclass(frozen=True)
+class Unfinished:
+    """A run folder that holds no result, and why."""
+
+    folder: Path
+    reason: str
+
+
+@dataclass(frozen=True)
+class Family:
+    """Runs that differ in what the paper varies and in nothing else: one set of figures."""
+
+    title: str
+    """For people: wrn-16-4 on cifar-100-python."""
+    slug: str
+    """For names of files."""
+    runs: tuple[Run, ...]
+
+    @property
+    def config(self) -> TrainConfig:
+        """Of one of them: what they share is in it."""
+        return self.runs[0].config
+
+    @property
+    def recipes(self) -> set[str]:
+        return {run.config.recipe for run in self.runs}
+
+
+@dataclass(frozen=True)
+class Results:
+    families: tuple[Family, ...]
+    unfinished: tuple[Unfinished, ...]
+
+
+def find_results(roots: Sequence[str | Path]) -> Results:
+    """All runs in and below some folders. Those that cannot be read are named, not an error."""
+    runs: list[Run] = []
+    unfinished: list[Unfinished] = []
+    for folder in _run_folders(roots):
+        found = _read_run(folder)
+        if isinstance(found, Run):
+            runs.append(found)
+        else:
+            unfinished.append(found)
+    return Results(tuple(_families(runs)), tuple(unfinished))
+
+
+def _run_folders(roots: Sequence[str | Path]) -> list[Path]:
+    """Folders with a config.json, each once."""
+    found: dict[Path, Path] = {}
+    for root in roots:
+        top = Path(root).expanduser()
+        if not top.is_dir():
+            raise DataError(f"{root}: no such folder; give a run folder or one that holds some")
+        for folder, below, files in os.walk(top):
+            if "config.json" in files:
+                below.clear()  # nothing in a run folder is another one
+                found.setdefault(Path(folder).resolve(), Path(folder))
+            below.sort()
+    return list(found.values())
+
+
+def _read_run(folder: Path) -> Run | Unfinished:
+    try:
+        config = TrainConfig.from_dict(_read_json(folder / "config.json"))
+        if not (folder / "summary.json").exists():
+            ended = "diverged" if (folder / "bad-batch.pt").exists() else "not finished"
+            return Unfinished(folder, f"{ended}: it has no summary.json")
+        summary = _read_json(folder / "summary.json")
+        _check_kinds(config, summary)
+    except (OSError, ValueError, KeyError, TypeError, FastaugError) as error:
+        return Unfinished(folder, f"cannot be read ({type(error).__name__}: {error})")
+    if not summary.get("finished"):
+        return Unfinished(folder, f"stopped at step {summary.get('step')}")
+    return Run(folder, config, summary)
+
+
+def _check_kinds(config: TrainConfig, summary: dict[str, Any]) -> None:
+    """Runs may come from anyone: what figures go by must be of its kind."""
+    for name, kind in get_type_hints(TrainConfig).items():
+        plain = kind if isinstance(kind, type) else str if get_origin(kind) is Literal else tuple
+        wanted = (int, float) if plain is float else plain
+        if not isinstance(getattr(config, name), wanted):
+            raise TypeError(f"{name} is no {plain.__name__}")
+    for measures in (summary["measures"], summary.get("validation", {"top1": 0.0})):
+        if not isinstance(measures["top1"], (int, float)):
+            raise TypeError("top1 is no number")
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    value = json.loads(file.read_text(encoding="utf-8"))
+    if not isinstance(value, dict):
+        raise ValueError(f"{file.name} is no object")
+    return value
+
+
+def _families(runs: Sequence[Run]) -> list[Family]:
+    shared: defaultdict[tuple, list[Run]] = defaultdict(list)
+    for run in runs:
+        shared[_shared(run.config)].append(run)
+    titles = defaultdict(list)
+    for key, members in shared.items():
+        titles[_title(members[0].config)].append(key)
+    families = []
+    for title, keys in titles.items():
+        for number, key in enumerate(keys):
+            differing = _differing(keys, key) if len(keys) > 1 else ""
+            slug = "".join(c if c.isalnum() else "-" for c in title.lower()).strip("-")
+            slug += f"-{number + 1}" if number else ""
+            members = sorted(shared[key], key=lambda run: (run.setting, run.config.seed))
+            families.append(Family(title + differing, slug, tuple(members)))
+    return sorted(families, key=lambda family: family.title)
+
+
+def _shared(config: TrainConfig) -> tuple:
+    """What all runs of a family have in common."""
+    values = [("data", Path(config.data).name), ("randaugment", config.augment == "randaugment")]
+    values += [
+        (field.name, getattr(config, field.name))
+        for field in fields(config)
+        if field.name not in _SWEPT | FREE_ON_RESUME
+    ]
+    return tuple(values)
+
+
+def _title(config: TrainConfig) -> str:
+    few = f" ({config.train_images:,} images)" if config.train_images else ""
+    strong = " with RandAugment" if config.augment == "randaugment" else ""
+    return f"{config.model} on {Path(config.data).name}{few}{strong}"
+
+
+def _differing(keys: Sequence[tuple], own: tuple) -> str:
+    """What sets a family apart from others of its title."""
+    parts = [
+        f"{flag(name)} {value}"
+        for place, (name, value) in enumerate(own)
+        if len({key[place] for key in keys}) > 1
+    ]
+    return f", {' '.join(parts)}"

@@ -1,0 +1,114 @@
+"""python -m fastaug.sweep EXPERIMENT: a grid of trainings, and the best of each setting."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import get_origin, get_type_hints
+
+from fastaug import cli
+from fastaug.config import TrainConfig, flag
+from fastaug.console import show_table
+from fastaug.interrupt import Interrupted, InterruptRequest
+from fastaug.paper.experiments import EXPERIMENTS
+from fastaug.recipes import get_recipe
+from fastaug.sweeps.options import SweepConfig
+from fastaug.sweeps.outcome import (
+    check_folders,
+    fetch_runs,
+    selected_of,
+    show_outcome,
+    show_plan,
+)
+from fastaug.sweeps.plan import Configs, Plan, make_plan
+from fastaug.sweeps.study import open_storage, shown
+from fastaug.sweeps.worker import run_stage
+
+PROG = "python -m fastaug.sweep"
+
+
+def main(args: Sequence[str]) -> int:
+    if "--list-experiments" in args:
+        show_table("experiments", [(e.name, e.about) for e in EXPERIMENTS.values()])
+        return 0
+    plan = configure(args)
+    show_plan(plan)
+    if plan.options.dry_run:
+        return 0
+    try:
+        with InterruptRequest() as interrupt:
+            return sweep(plan, interrupt)
+    except Interrupted as interrupted:
+        print(f"the same command goes on with it: {plan.folder}", file=sys.stderr)
+        return interrupted.exit_code
+
+
+def configure(args: Sequence[str]) -> Plan:
+    """The plan that the flags mean: the sweep's own, and those of fastaug.train for every run."""
+    own, training = split_flags(args)
+    options = cli.parse(SweepConfig, own, prog=PROG)
+    # One view goes with any batch size: what is run is checked when the grid is laid out.
+    default = replace(get_recipe(options.base.recipes[0]), views=1)
+    config = cli.parse(TrainConfig, training, prog=PROG, default=default)
+    given = {field.name for field in fields(config) if flag(field.name) in training}
+    given |= {"loader"} if "--dali" in training else set()
+    changes = {name: getattr(config, name) for name in given}
+    if changes.get("data") not in (None, "", "shapes"):
+        changes["data"] = str(Path(changes["data"]).expanduser().absolute())
+    return make_plan(options, changes)
+
+
+def split_flags(args: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The sweep's flags, and those that only fastaug.train has, with their values."""
+    hints = get_type_hints(TrainConfig)
+    taken = {field.name for field in fields(SweepConfig)}
+    values: dict[str, int] = {"--dali": 0}
+    for name, kind in hints.items():
+        if name not in taken:
+            values[flag(name)] = 0 if kind is bool else 2 if get_origin(kind) is tuple else 1
+    for refused in ("--recipe", "--seed", "--resume", "--max-steps"):
+        values.pop(refused, None)
+    own: list[str] = []
+    training: list[str] = []
+    rest = list(args)
+    while rest:
+        word = rest.pop(0)
+        name, has_value, _ = word.partition("=")
+        if name not in values:
+            own.append(word)
+            continue
+        count = 0 if has_value else values[name]
+        training += [word, *rest[:count]]
+        del rest[:count]
+    return own, training
+
+
+def sweep(plan: Plan, interrupt: InterruptRequest) -> int:
+    options = plan.options
+    plan.folder.mkdir(parents=True, exist_ok=True)
+    url = options.storage or f"sqlite:///{plan.folder.absolute() / 'sweep.db'}"
+    storage = open_storage(url, options.heartbeat)
+    print(f"storage {shown(url)}", flush=True)
+
+    def stage(title: str, configs: Configs) -> frozenset[str]:
+        check_folders(plan, configs)
+        failed = run_stage(plan, title, configs, storage, interrupt)
+        fetch_runs(plan, title, configs, storage)
+        return failed
+
+    tuning = plan.tuning
+    failed = stage("tuning" if plan.further_seeds else "grid", tuning)
+    names = [*tuning]
+    if plan.further_seeds:
+        chosen = [c for family in selected_of(plan, tuning) for c in family.chosen.values()]
+        reruns = plan.reruns(chosen)
+        failed |= stage("seeds", reruns)
+        names += reruns
+    show_outcome(plan, selected_of(plan, names), failed)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(cli.run(main))

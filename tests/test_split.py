@@ -1,0 +1,143 @@
+"""Which training images are trained on and which are held out, against rules written anew here."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fastaug.config import TrainConfig
+from fastaug.data.images import ImageSet, Spans
+from fastaug.data.sources import open_split
+from fastaug.data.split import held_out, split_training
+from fastaug.errors import ConfigError
+from fastaug.loaders import build_loader
+from fastaug.trainer import Trainer
+
+
+def numbered(labels: list[int]) -> ImageSet:
+    """Images that hold their own number."""
+    array = np.zeros((len(labels), 4, 4, 3), np.uint8)
+    array += np.arange(len(labels), dtype=np.uint8)[:, None, None, None]
+    classes = tuple("abc"[: max(labels) + 1])
+    return ImageSet("numbered", classes, np.array(labels, np.int64), array=array)
+
+
+def numbers(images: ImageSet | None) -> list[int]:
+    assert images is not None
+    return [int(images.image(i)[0, 0, 0]) for i in range(len(images))]
+
+
+def test_a_tenth_is_every_tenth_image_of_each_class() -> None:
+    labels = np.array([0] * 25 + [1] * 10 + [2] * 9)
+    assert np.flatnonzero(held_out(labels, 0.1)).tolist() == [9, 19, 34]
+
+
+@pytest.mark.parametrize(("share", "expected"), [(0.5, 5), (0.3, 3), (0.25, 2), (1 / 3, 3), (0, 0)])
+def test_so_much_is_held_out_of_each_class(share: float, expected: int) -> None:
+    labels = np.array([0, 1] * 10)
+    out = held_out(labels, share)
+    assert [int(out[labels == label].sum()) for label in (0, 1)] == [expected] * 2
+
+
+def test_both_parts_are_the_set_and_share_no_image() -> None:
+    images = numbered([0, 1, 2] * 20)
+    train, validation = split_training(images, validation=0.2, train_images=0)
+    assert sorted(numbers(train) + numbers(validation)) == list(range(60))
+    assert Counter(validation.labels.tolist()) == {0: 4, 1: 4, 2: 4}
+    assert [images.labels[n] for n in numbers(train)] == train.labels.tolist()
+
+
+def test_fewer_images_are_as_many_of_each_class_and_hold_out_the_same() -> None:
+    images = numbered([0] * 30 + [1] * 20 + [2] * 3)
+    _, all_held = split_training(images, validation=0.1, train_images=0)
+    train, held = split_training(images, validation=0.1, train_images=13)
+    assert numbers(held) == numbers(all_held)
+    # Of the class that has but three all are taken; the other two have five each.
+    assert Counter(train.labels.tolist()) == {0: 5, 1: 5, 2: 3}
+    assert numbers(train) == [0, 1, 2, 3, 4, 30, 31, 32, 33, 34, 50, 51, 52]
+
+
+def test_nothing_asked_for_is_the_set_itself() -> None:
+    images = numbered([0, 1] * 3)
+    assert split_training(images, validation=0, train_images=0) == (images, None)
+
+
+@pytest.mark.parametrize(
+    ("validation", "train_images", "message"),
+    [
+        (0.5, 11, r"at most 10, the images of numbered without the 10 .* got 11"),
+        (0.0, 21, r"at most 20, the images of numbered; got 21"),
+        (0.0, 1, "leave no image of class b to train on"),
+        (0.05, 0, "--validation 0.05 of numbered is no image"),
+    ],
+)
+def test_a_split_that_cannot_be(validation: float, train_images: int, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as error:
+        split_training(numbered([0, 1] * 10), validation=validation, train_images=train_images)
+    assert "\n" not in str(error.value)
+
+
+def test_files_are_split_with_their_labels(folder: Path) -> None:
+    files = open_split(str(folder), "train")
+    train, held = split_training(files, validation=0.25, train_images=6)
+    assert held is not None
+    assert (len(train), len(held)) == (6, 9)
+    assert not set(train.files) & set(held.files)
+    for part in (train, held):
+        named = [part.classes.index(file.parent.name) for file in part.files]
+        assert part.labels.tolist() == named
+
+
+def test_images_in_shards_are_split_with_all_of_their_parts(tmp_path: Path) -> None:
+    shard = tmp_path / "a.rec"
+    shard.write_bytes(b"0123456789")
+    spans = Spans(
+        (shard,),
+        shard=np.zeros(4, np.int32),
+        offset=np.array([0, 2, 4, 6], np.int64),
+        size=np.array([2, 2, 2, 2], np.int64),
+        continued={1: ((8, 1),), 3: ((9, 1),)},
+        glue=b"-",
+    )
+    images = ImageSet("spans", ("a", "b"), np.array([0, 1, 0, 1]), spans=spans)
+    train, held = split_training(images, validation=0.5, train_images=0)
+    assert held is not None
+    assert [train.encoded(i) for i in range(2)] == [b"01", b"23-8"]
+    assert [held.encoded(i) for i in range(2)] == [b"45", b"67-9"]
+
+
+def test_a_loader_has_the_images_of_the_split(tiny: Callable[..., TrainConfig]) -> None:
+    config = tiny(validation=0.25, train_images=12, views=1, batch_size=4)
+    indices = [i for batch in build_loader(config) for i in batch.indices.tolist()]
+    assert sorted(indices) == list(range(12))
+
+
+def test_held_out_images_are_evaluated_and_choose_the_best(
+    tiny: Callable[..., TrainConfig],
+) -> None:
+    config = tiny(validation=0.25, epochs=3)
+    trainer = Trainer(config)
+    summary = trainer.fit()
+    out = Path(config.out)
+    records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    evaluated = [record["top1"] for record in records if record["kind"] == "eval"]
+    # 9 held-out and 15 test images: only one of the two can have been measured in ninths.
+    assert all(abs(9 * top1 - round(9 * top1)) < 1e-9 for top1 in evaluated)
+    assert summary["best_top1"] == max(evaluated)
+    assert summary["validation"]["top1"] == evaluated[-1]
+    top1 = 15 * summary["measures"]["top1"]
+    assert abs(top1 - round(top1)) < 1e-9
+    again = Trainer(replace(config, validation=0.0, out=str(out) + "-all")).fit()
+    assert "validation" not in again
+
+
+def test_a_run_with_other_images_cannot_be_resumed(tiny: Callable[..., TrainConfig]) -> None:
+    config = tiny()
+    assert config.differences(replace(config, validation=0.5)) == ["--validation 0.0 (here: 0.5)"]
+    assert config.differences(replace(config, train_images=9)) == ["--train-images 0 (here: 9)"]
