@@ -237,7 +237,7 @@ def mini_cifar() -> TrainConfig:
         validation=0.2,
         views=4,
         batch_size=32,
-        epochs=60,
+        epochs=50,
         lr=2**-8,
         schedule="cosine",
         tta=8,

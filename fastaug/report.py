@@ -17,7 +17,6 @@ from fastaug.paper.results import Results, find_results
 from fastaug.paper.selection import Selected, select_families
 from fastaug.whole_file import whole_file
 
-
 _LINES = 5
 """Of the evidence of a claim; the page has all."""
 

@@ -141,7 +141,8 @@ def _regulariser_helps(selected: Selected) -> Claim:
             found += [top1.is_gain, invariance.is_loss]
     if not found:
         return _not_run(text, "an objective at some K above 1 with KL weights of 0 and 1")
-    return Claim(text, _verdict(*found), tuple(evidence + _missing(len(evidence), "objectives")))
+    missing = _missing(len(evidence))
+    return Claim(text, _verdict(*found, not missing), tuple(evidence + missing))
 
 
 def _regularised_are_equal(selected: Selected) -> Claim:
@@ -164,7 +165,9 @@ def _regularised_are_equal(selected: Selected) -> Claim:
     )
     equal = not any(gap.is_clear for gap in pairs.values())
     verdict: Verdict = "seen" if equal else "in part" if regularised < plain / 2 else "not seen"
-    return Claim(text, verdict, tuple(evidence + _missing(len(chosen), "objectives")))
+    missing = _missing(len(chosen))
+    verdict = "in part" if missing and verdict == "seen" else verdict
+    return Claim(text, verdict, tuple(evidence + missing))
 
 
 def _weight_is_flat(selected: Selected) -> Claim:
@@ -221,8 +224,9 @@ def _not_run(text: str, needed: str) -> Claim:
     return Claim(text, "not run", (f"needs {needed}",))
 
 
-def _missing(count: int, what: str) -> list[str]:
-    return [f"{count} of the {len(AVERAGES)} {what} were run"] if count < len(AVERAGES) else []
+def _missing(count: int) -> list[str]:
+    """A line if fewer than all three objectives can be compared."""
+    return [f"{count} of the 3 objectives were run"] if count < len(AVERAGES) else []
 
 
 def _multiplicities(selected: Selected) -> list[int]:

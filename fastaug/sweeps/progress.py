@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -44,6 +45,7 @@ class SweepProgress:
     def line(self, text: str) -> None:
         now = time.strftime("%H:%M:%S")
         self._console.print(printable(f"{now} {text}"), markup=False, soft_wrap=True)
+        sys.stdout.flush()  # into a file as well: a sweep takes long
 
     def stand(self, standing: Standing) -> None:
         status = f"{len(standing.running)} running"
