@@ -312,6 +312,7 @@ def test_what_the_training_said_is_the_error(data: Path, tmp_path: Path) -> None
         ("sqlite:////nowhere/at/all.db", "cannot be opened"),
         ("what", "cannot be opened"),
         ("oracle7://a:secret@h/d", "cannot be opened"),
+        ("mysql+pymysql://a:secret@h/d", "driver is not installed; pip install"),
     ],
 )
 def test_a_storage_that_cannot_be_opened(url: str, message: str) -> None:
@@ -319,6 +320,22 @@ def test_a_storage_that_cannot_be_opened(url: str, message: str) -> None:
         open_storage(url, 1)
     assert "\n" not in str(error.value)
     assert "secret" not in str(error.value)
+
+
+def test_workers_that_start_at_once_find_one_database(tmp_path: Path) -> None:
+    """Each makes the tables if they are missing, in the middle of which the others come."""
+    script = (
+        "import sys, time\n"
+        "from fastaug.sweeps.study import Stage, open_storage\n"
+        "time.sleep(max(0, float(sys.argv[2]) - time.time()))\n"
+        "Stage(open_storage(sys.argv[1], 1), 's', ['a'], 1).standing()\n"
+    )
+    url = f"sqlite:///{tmp_path / 'x.db'}"
+    command = [sys.executable, "-c", script, url, str(time.time() + 6)]
+    started = [subprocess.Popen(command, stderr=subprocess.PIPE) for _ in range(3)]
+    for process in started:
+        _, said = process.communicate(timeout=120)
+        assert process.returncode == 0, said.decode()
 
 
 def test_passwords_are_not_shown() -> None:

@@ -27,6 +27,7 @@ GRACE = 4
 LOST = 20
 """Times that a run may lose its worker. Machines that are taken away are no fault of the run, but
 one that brings down every machine must end too."""
+_TRIES, _PAUSE = 4, 0.5
 _SQLITE_PATIENCE = 60.0
 """Seconds that a worker waits for others that write."""
 
@@ -47,18 +48,35 @@ def open_storage(url: str, heartbeat: int) -> RDBStorage:
     if url.startswith("sqlite"):
         engine = {"connect_args": {"timeout": _SQLITE_PATIENCE}}
     try:
-        return optuna.storages.RDBStorage(
-            url,
-            engine_kwargs=engine,
-            heartbeat_interval=heartbeat,
-            grace_period=GRACE * heartbeat,
-            heartbeat_stale_trial_callback=_put_back_lost,
-        )
-    except (ImportError, ValueError, SQLAlchemyError) as error:
+        # Two workers that make the tables of a new database at once get in each other's way: what
+        # the second one finds missing is there a moment later.
+        for _ in range(_TRIES - 1):
+            with suppress(SQLAlchemyError):
+                return _storage(url, engine, heartbeat)
+            time.sleep(_PAUSE)
+        return _storage(url, engine, heartbeat)
+    except ImportError as error:
+        raise ConfigError(
+            f"--storage {shown(url)}: the database's driver is not installed; pip install "
+            "'psycopg[binary]' for postgresql://..., or PyMySQL for mysql+pymysql://..."
+        ) from error
+    except (ValueError, SQLAlchemyError) as error:
         raise ConfigError(
             f"--storage {shown(url)}: cannot be opened ({_hide(first_line(error), url)}); give "
-            "postgresql://USER:PASSWORD@HOST/DATABASE, mysql://..., or sqlite:///FILE"
+            "postgresql://USER:PASSWORD@HOST/DATABASE, mysql+pymysql://..., or sqlite:///FILE"
         ) from error
+
+
+def _storage(url: str, engine: dict[str, Any], heartbeat: int) -> RDBStorage:
+    from optuna.storages import RDBStorage
+
+    return RDBStorage(
+        url,
+        engine_kwargs=engine,
+        heartbeat_interval=heartbeat,
+        grace_period=GRACE * heartbeat,
+        heartbeat_stale_trial_callback=_put_back_lost,
+    )
 
 
 def shown(url: str) -> str:
