@@ -505,7 +505,8 @@ def test_the_database_is_sqlite_in_the_folder(
 ) -> None:
     assert sweep.main(flags()) == 0
     with sqlite3.connect(tmp_path / "sweep/sweep.db") as connection:
-        (count,) = connection.execute("select count(*) from trials").fetchone()
+        query = "select count(*) from trials where state = 'COMPLETE'"
+        (count,) = connection.execute(query).fetchone()
     connection.close()
     assert count == 1
 
