@@ -17,7 +17,6 @@ from fastaug import __main__, cli, doctor, evaluate, preview, scan, train
 from fastaug.config import TrainConfig
 from fastaug.errors import CheckpointError
 from fastaug.options import DoctorConfig, EvaluateConfig, PreviewConfig, ScanConfig
-from fastaug.recipes import RECIPES
 
 # Scripts rely on these, and on --dali.
 FIXED_FLAGS = {
@@ -138,7 +137,7 @@ def test_help_of_a_recipe_shows_its_defaults(capsys: pytest.CaptureFixture) -> N
         cli.run(train.main, ["--recipe", "imagenet-nfnet-f0", "--help"])
     shown = capsys.readouterr().out
     assert "(default: nfnet_f0)" in shown
-    assert all(name in shown for name in RECIPES)
+    assert "--list-recipes" in shown
 
 
 class TestConfigure:

@@ -83,6 +83,8 @@ def test_the_measures_by_hand(tiny: Tiny, folder: Path, views: int, batch_size: 
             for name, scores in (("tta_", p.mean(0)), ("tta_logits_", rest.mean(0))):
                 add(f"{name}top1", rank_of(scores, label) == 0)
                 add(f"{name}top5", rank_of(scores, label) < 5)
+            for number in (n for n in (1, 2, 4, 8) if n <= views):
+                add(f"tta_top1_at_{number}", rank_of(p[:number].mean(0), label) == 0)
         if views > 1:
             pairs = [(a * np.log(a / b)).sum() for a in p for b in p if a is not b]
             pairs = [value for value in pairs if value != 0]

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from run_folders import write_run
 
+from fastaug import report
 from fastaug.config import TrainConfig
 from fastaug.errors import DataError
 from fastaug.paper.claims import Claim, check_claims, difference
@@ -328,3 +329,12 @@ def test_summaries_are_as_the_trainer_writes_them(
     assert run.validation is not None
     assert set(run.measures) == set(run.validation)
     assert {"top1", "tta_top1", "tta_top1_at_1", "tta_top1_at_2", "invariance"} <= set(run.measures)
+
+
+def test_the_report_says_each_claim(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    selected_from(tmp_path / "runs", LIKE_THE_PAPER)
+    assert report.main([str(tmp_path / "runs"), "--out", str(tmp_path / "report.html")]) == 0
+    said = capsys.readouterr().out
+    assert said.count("  SEEN ") == 5
+    assert "K=4: losses - logits +7.7 ± 0.3 points [+7.0, +8.0]" in said
+    assert (tmp_path / "report.html").stat().st_size > 10_000
