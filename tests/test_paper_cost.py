@@ -51,4 +51,4 @@ def test_a_step_costs_more_than_its_arithmetic_on_all_gpus() -> None:
 
 def test_a_wrong_name_is_one_line(capsys: Capture) -> None:
     assert cli.run(paper_cost.main, ["--experiments", "cifar100-lamda"]) == 2
-    assert "did you mean cifar100-lambda?" in capsys.readouterr().err
+    assert "did you mean cifar100-lambda" in capsys.readouterr().err
