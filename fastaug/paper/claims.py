@@ -13,12 +13,11 @@ from itertools import combinations
 from statistics import fmean, stdev
 from typing import Literal
 
-from fastaug.paper.results import Setting
+from fastaug.paper.lookup import AVERAGES, chosen_at, views_of
 from fastaug.paper.selection import Chosen, Selected
 
 Verdict = Literal["seen", "in part", "not seen", "not run"]
 
-AVERAGES = ("losses", "probs", "logits")
 ERRORS = 2.0
 """Standard errors that a difference must be away from 0."""
 AROUND_ONE = (0.5, 2.0)
@@ -107,7 +106,9 @@ def _losses_beat_logits(selected: Selected) -> Claim:
     )
     gaps: dict[int, Difference] = {}
     for views in _multiplicities(selected):
-        losses, logits = (_get(selected, views, average, 0) for average in ("losses", "logits"))
+        losses, logits = (
+            chosen_at(selected, views, average, 0) for average in ("losses", "logits")
+        )
         if losses and logits and (gap := difference(losses, logits, "top1")):
             gaps[views] = gap
     if not gaps:
@@ -128,7 +129,7 @@ def _regulariser_helps(selected: Selected) -> Claim:
     views = _largest(selected)
     evidence, found = [], []
     for average in AVERAGES:
-        plain, regularised = (_get(selected, views, average, weight) for weight in (0, 1))
+        plain, regularised = (chosen_at(selected, views, average, weight) for weight in (0, 1))
         if not (plain and regularised):
             continue
         top1 = difference(regularised, plain, "top1")
@@ -148,7 +149,7 @@ def _regulariser_helps(selected: Selected) -> Claim:
 def _regularised_are_equal(selected: Selected) -> Claim:
     text = "With the regulariser the three objectives are equally accurate, within noise"
     views = _largest(selected)
-    chosen = {a: c for a in AVERAGES if (c := _get(selected, views, a, 1)) is not None}
+    chosen = {a: c for a in AVERAGES if (c := chosen_at(selected, views, a, 1)) is not None}
     if len(chosen) < 2:
         return _not_run(text, "two objectives at some K above 1 with a KL weight of 1")
     pairs = {
@@ -158,7 +159,7 @@ def _regularised_are_equal(selected: Selected) -> Claim:
     }
     evidence = [f"{name} {gap.points()}" for name, gap in pairs.items()]
     regularised = _range(chosen.values())
-    plain = _range(c for a in AVERAGES if (c := _get(selected, views, a, 0)) is not None)
+    plain = _range(c for a in AVERAGES if (c := chosen_at(selected, views, a, 0)) is not None)
     evidence.append(
         f"range of the means: {100 * regularised:.1f} points with the regulariser, "
         f"{100 * plain:.1f} without"
@@ -230,15 +231,11 @@ def _missing(count: int) -> list[str]:
 
 
 def _multiplicities(selected: Selected) -> list[int]:
-    return sorted({setting.views for setting in selected.chosen if setting.views > 1})
+    return [views for views in views_of(selected) if views > 1]
 
 
 def _largest(selected: Selected) -> int:
     return max(_multiplicities(selected), default=0)
-
-
-def _get(selected: Selected, views: int, average: str, kl_weight: float) -> Chosen | None:
-    return selected.chosen.get(Setting(views, average, float(kl_weight)))
 
 
 def _by_seed(chosen: Chosen, measure: str) -> dict[int, float]:
