@@ -52,8 +52,9 @@ def configure(args: Sequence[str]) -> Plan:
     # One view goes with any batch size: what is run is checked when the grid is laid out.
     default = replace(get_recipe(options.base.recipes[0]), views=1)
     config = cli.parse(TrainConfig, training, prog=PROG, default=default)
-    given = {field.name for field in fields(config) if flag(field.name) in training}
-    given |= {"loader"} if "--dali" in training else set()
+    words = {word.partition("=")[0] for word in training}
+    given = {field.name for field in fields(config) if flag(field.name) in words}
+    given |= {"loader"} if "--dali" in words else set()
     changes = {name: getattr(config, name) for name in given}
     if changes.get("data") not in (None, "", "shapes"):
         changes["data"] = str(Path(changes["data"]).expanduser().absolute())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -245,6 +246,10 @@ def test_runs_of_other_settings_are_not_taken(
     assert sweep.main(flags()) == 0
     with pytest.raises(ConfigError, match=r"was run with other settings, --model wrn-10-1"):
         sweep.main(flags("--model", "wrn-16-1"))
+    other = Path(flags()[flags().index("--data") + 1]).with_name("others.npz")
+    shutil.copy(other.with_name("colours.npz"), other)
+    with pytest.raises(ConfigError, match=r"--data .*colours.npz \(here: .*others.npz\)"):
+        sweep.main(flags(f"--data={other}"))
 
 
 def test_a_plan_trains_nothing(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,13 @@ def check_folders(plan: Plan, configs: Configs) -> None:
             continue
         found = find_results([folder])
         runs = [run for family in found.families for run in family.runs]
-        if runs and (differing := runs[0].config.differences(config)):
+        if not runs:
+            continue
+        earlier = runs[0].config
+        differing = earlier.differences(config)
+        if Path(earlier.data).name != Path(config.data).name:  # it may have moved
+            differing.append(f"--data {earlier.data} (here: {config.data})")
+        if differing:
             raise ConfigError(
                 f"{folder}: was run with other settings, {differing[0]}; choose another --out, or "
                 "give the settings that it was run with"
