@@ -52,8 +52,11 @@ def fetch_runs(plan: Plan, stage: str, configs: Configs, storage: RDBStorage) ->
     name = study_name(plan.options, stage, list(configs))
     study = optuna.load_study(study_name=name, storage=storage)
     for trial in study.get_trials(deepcopy=False):
-        folder = run_folder(plan, trial.params.get("run", ""))
-        if "summary" not in trial.user_attrs or (folder / "summary.json").exists():
+        run = trial.params.get("run")
+        if run not in configs or "summary" not in trial.user_attrs:
+            continue
+        folder = run_folder(plan, run)
+        if (folder / "summary.json").exists():
             continue
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / "config.json", trial.user_attrs["config"])
