@@ -185,6 +185,16 @@ class TestSelection:
         assert choice.lr == 0.2
         assert len(choice.runs) == 2
 
+    def test_a_choice_at_the_edge_of_the_grid_is_known(
+        self, write: Callable[..., Path], tmp_path: Path
+    ) -> None:
+        for lr, top1 in ((0.1, 0.5), (0.2, 0.6), (0.4, 0.7)):
+            write(top1, lr=lr, views=1)
+            write(-top1, lr=lr, views=2)
+            write(top1 % 0.65, lr=lr, views=4)  # the middle one
+        found = {setting.views: choice.edges for setting, choice in chosen(tmp_path).items()}
+        assert found == {1: ("largest lr",), 2: ("smallest lr",), 4: ()}
+
     def test_of_equals_the_cheaper_one(self, write: Callable[..., Path], tmp_path: Path) -> None:
         for epochs in (20, 10, 30):
             write(0.5, 0.5, epochs=epochs)

@@ -219,6 +219,9 @@ def test_rate_and_epochs_are_chosen_for_each_setting_and_rerun(
     assert {tuple(s["runs"]) for s in family["settings"]} == {("0", "1", "2")}
     said = " ".join(capsys.readouterr().out.split())
     assert "chosen by top-1 on the 10% of the training images that were held out" in said
+    assert "note: 1 of 3 settings have chosen the largest lr tried (K=2, average" in said
+    assert "note: 2 of 3 settings have chosen the smallest lr tried (K=1; K=2" in said
+    assert "note: 1 of 3 settings have chosen the fewest epochs tried" in said
 
 
 def test_a_choice_on_the_test_images_is_said_to_be_one(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
@@ -27,6 +27,9 @@ class Chosen:
     candidates: int
     """Pairs of learning rate and epochs that it was chosen from."""
     runs: tuple[Run, ...]
+    edges: tuple[str, ...] = ()
+    """Where the choice lies on the edge of the grid, beyond which a better one may be: "largest
+    lr", "fewest epochs"."""
 
     def values(self, measure: str) -> list[float]:
         """A measure on the test images, for each seed; runs that lack it are left out."""
@@ -93,7 +96,17 @@ def _best(
         candidates.items(), key=lambda item: (score(item[1]), -item[0][1], -item[0][0])
     )
     ordered = tuple(by_seed[seed] for seed in sorted(by_seed))
-    return Chosen(setting, lr, epochs, score(by_seed), len(candidates), ordered)
+    edges = (
+        *_edge(lr, {rate for rate, _ in candidates}, "smallest lr", "largest lr"),
+        *_edge(epochs, {budget for _, budget in candidates}, "fewest epochs", "most epochs"),
+    )
+    return Chosen(setting, lr, epochs, score(by_seed), len(candidates), ordered, edges)
+
+
+def _edge(value: float, tried: Collection[float], lowest: str, highest: str) -> list[str]:
+    """A single value is no choice, and has no edge."""
+    ends = {min(tried): lowest, max(tried): highest} if len(tried) > 1 else {}
+    return [ends[value]] if value in ends else []
 
 
 def _top1(run: Run, on: Images) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -90,6 +90,8 @@ def show_outcome(plan: Plan, selected: Sequence[Selected], failed: Iterable[str]
             )
         console.print(table)
         console.print(_chosen_by(family), soft_wrap=True)
+        for line in _at_the_edge(family):
+            console.print(line, soft_wrap=True)
     for name in sorted(failed):
         console.print(f"failed: {name}; see {run_folder(plan, name) / 'output.txt'}", markup=False)
     write_json(
@@ -123,6 +125,20 @@ def _chosen_by(family: Selected) -> str:
     )
 
 
+def _at_the_edge(family: Selected) -> Iterator[str]:
+    """Which settings have chosen the end of a grid: a wider one may find better."""
+    settings: dict[str, list[str]] = {}
+    for chosen in family.chosen.values():
+        for edge in chosen.edges:
+            settings.setdefault(edge, []).append(chosen.setting.label)
+    for edge, labels in settings.items():
+        yield (
+            f"note: {len(labels)} of {len(family.chosen)} settings have chosen the {edge} "
+            f"tried ({'; '.join(labels[:3])}{'; ...' if len(labels) > 3 else ''}): a wider grid in "
+            "the same --out may find better, and trains only what is new"
+        )
+
+
 def _family_record(family: Selected) -> dict[str, Any]:
     return {
         "family": family.family.title,
@@ -134,6 +150,7 @@ def _family_record(family: Selected) -> dict[str, Any]:
                 "epochs": chosen.epochs,
                 "score": chosen.score,
                 "candidates": chosen.candidates,
+                "edges": list(chosen.edges),
                 "runs": {str(run.config.seed): _run_record(run) for run in chosen.runs},
             }
             for chosen in family.chosen.values()
