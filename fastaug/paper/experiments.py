@@ -116,10 +116,9 @@ _ALL: dict[str, Any] = {"average": OBJECTIVES, "kl_weight": (0.0, 1.0)}
 _LOSSES: dict[str, Any] = {"average": ("losses",), "kl_weight": (0.0, 1.0)}
 
 
-def _mini(recipe: str, about: str) -> Experiment:
+def _mini(recipe: str, about: str, rates: tuple[float, ...]) -> Experiment:
     """What the five claims need and no more: it is to take half an hour on two cores. The rate is
     tuned with one seed for each setting."""
-    rates = _powers(-8, -9)
     return Experiment(
         recipe,
         about,
@@ -241,8 +240,14 @@ EXPERIMENTS: dict[str, Experiment] = {
             seeds=5,  # open; five is what the paper says of its CIFAR-100 runs
             images=CIFAR_IMAGES,
         ),
-        _mini("mini-cifar", "the paper's claims in small, on a CIFAR-like folder (--data)"),
-        _mini("mini-shapes", "the paper's claims in small, on the built-in data"),
+        # Beyond these the WRN does not train at this size: at 2**-6 it dies, and at 2**-7 it is
+        # slow to begin with the regulariser.
+        _mini(
+            "mini-cifar",
+            "the paper's claims in small, on a CIFAR-like folder (--data)",
+            _powers(-7.5, -8),
+        ),
+        _mini("mini-shapes", "the paper's claims in small, on the built-in data", _powers(-8, -9)),
     )
 }
 
