@@ -73,16 +73,20 @@ def selected_of(plan: Plan, configs: Iterable[str]) -> list[Selected]:
 def show_outcome(plan: Plan, selected: Sequence[Selected], failed: Iterable[str]) -> None:
     console = Console(highlight=False)
     for family in selected:
-        table = Table(title=escape(printable(family.family.title)), title_justify="left")
+        title = escape(printable(family.family.title))
+        # Without rules it fits 80 columns.
+        table = Table(title=title, title_justify="left", box=None, collapse_padding=True)
         columns = ("K", "average", "KL", "lr", "epochs", "of", "top-1 %", "TTA %", "invariance")
         for column in columns:
-            table.add_column(column, justify="left" if column == "average" else "right")
+            table.add_column(
+                column, justify="left" if column == "average" else "right", no_wrap=True
+            )
         for chosen in family.chosen.values():
             views, average, kl_weight, augmented = chosen.setting
             objective = (average, f"{kl_weight:g}") if views > 1 else ("", "")
             table.add_row(
                 *(str(views), *objective) if augmented else ("no DA", "", ""),
-                f"{chosen.lr:g}",
+                f"{chosen.lr:.3g}",
                 str(chosen.epochs),
                 str(chosen.candidates),
                 *(_spread(chosen, name, 100, 1) for name in ("top1", "tta_top1")),
