@@ -186,11 +186,14 @@ def _gaps(selected: Selected, measure: Measure, averages: Sequence[str]) -> list
         absent.append("K = 1")
     if absent:
         notes.append(f"not run: {', '.join(absent)}")
+    lacking: dict[str, list[str]] = {}
     for (average, regularised), found in curves.items():
-        if missing := [f"{x:g}" for x in found.gaps if x > 1]:
-            what = f"average {average} {HOW[regularised]}"
-            notes.append(f"{what} has no {measure.name} at K = {', '.join(missing)}")
-    return notes
+        weight = kl_weight_of(selected) if regularised else 0.0
+        for k in (int(x) for x in found.gaps if x > 1):
+            run = chosen_at(selected, k, average, weight) is not None
+            why = f"no {measure.name} at K = {k}" if run else f"not run at K = {k}"
+            lacking.setdefault(why, []).append(f"average {average} {HOW[regularised]}")
+    return notes + [f"{why}: {', '.join(what)}" for why, what in lacking.items()]
 
 
 def _has(selected: Selected, measure: Measure) -> bool:
