@@ -11,7 +11,7 @@ INSTALLED := $(FASTAUG_VENV)/.installed-$(shell { cat setup.py pyproject.toml co
 .PHONY: help train test bench paper-mini check install clean
 
 help:
-	@echo "make train   train on the built-in data set, in about 3 minutes on two cores"
+	@echo "make train   train on the built-in data set, in about 2 minutes on two cores"
 	@echo "make test    run the tests"
 	@echo "make bench   images per second versus K and what GPUs should do, quick forms, in about 2 minutes"
 	@echo "make paper-mini  the paper's claims in small, on the built-in data and DATA=CIFAR-LIKE-FOLDER, in about an hour; resumable"
@@ -34,11 +34,12 @@ bench: $(INSTALLED)
 # Each part goes on where it was stopped. MINI is where the runs and the report are.
 MINI ?= runs/paper-mini
 paper-mini: $(INSTALLED)
+ifndef DATA
+	@echo "without DATA=FOLDER (train/CLASS/*.jpg, test/CLASS/*.jpg of 32 px) there is no CIFAR part"
+endif
 	$(BIN)/python -m fastaug.sweep mini-shapes --dali --out $(MINI)/shapes $(ARGS)
 ifdef DATA
 	$(BIN)/python -m fastaug.sweep mini-cifar --dali --data $(DATA) --out $(MINI)/cifar $(ARGS)
-else
-	@echo "without DATA=FOLDER (train/CLASS/*.jpg, test/CLASS/*.jpg of 32 px) there is no CIFAR part"
 endif
 	$(BIN)/python -m fastaug.report $(MINI)
 

@@ -28,7 +28,6 @@ def main(args: Sequence[str]) -> int:
     if not results.families:
         raise DataError(_nothing(config, results))
     selected = select_families(results, config.select_on)
-    show_claims(selected)
     content = gather(config.runs, results, selected, made=datetime.now().astimezone())
     # Names of folders may be no UTF-8.
     page = write_page(content).encode(errors="backslashreplace")
@@ -37,6 +36,7 @@ def main(args: Sequence[str]) -> int:
             temporary.write_bytes(page)
     except OSError as error:
         raise ConfigError(f"--out {out}: cannot be written ({error.strerror or error})") from error
+    show_claims(selected)
     runs = sum(len(family.runs) for family in results.families)
     left_out = f" ({len(results.unfinished)} unfinished)" if results.unfinished else ""
     print(printable(f"{counted(runs, 'run', 'runs')}{left_out}: {out} ({size_text(len(page))})"))
@@ -49,7 +49,7 @@ def show_claims(selected: Sequence[Selected]) -> None:
         claims = check_claims(one)
         if all(claim.verdict == "not run" for claim in claims):
             continue
-        print(printable(one.family.title))
+        print(printable(f"{one.family.title} (mean ± standard error over the seeds [all of them])"))
         for claim in claims:
             print(f"  {claim.verdict.upper():8} {claim.text}")
             for line in claim.evidence[:_LINES]:

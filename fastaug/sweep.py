@@ -11,10 +11,11 @@ from typing import get_origin, get_type_hints
 from fastaug import cli
 from fastaug.config import TrainConfig, flag
 from fastaug.console import show_table
+from fastaug.errors import ConfigError
 from fastaug.interrupt import Interrupted, InterruptRequest
 from fastaug.paper.experiments import EXPERIMENTS
 from fastaug.recipes import get_recipe
-from fastaug.sweeps.options import SweepConfig
+from fastaug.sweeps.options import GRID, SweepConfig
 from fastaug.sweeps.outcome import (
     check_folders,
     fetch_runs,
@@ -27,6 +28,13 @@ from fastaug.sweeps.study import open_storage, shown
 from fastaug.sweeps.worker import run_stage
 
 PROG = "python -m fastaug.sweep"
+_NOT_HERE = {
+    "--recipe": "EXPERIMENT may be a recipe's name",
+    "--seed": "--seeds N runs the seeds 0 to N-1",
+    "--resume": "the same command goes on by itself",
+    "--max-steps": "runs are compared when they have finished",
+}
+_LISTS = tuple(flag(name) for name in GRID)
 
 
 def main(args: Sequence[str]) -> int:
@@ -48,6 +56,8 @@ def main(args: Sequence[str]) -> int:
 def configure(args: Sequence[str]) -> Plan:
     """The plan that the flags mean: the sweep's own, and those of fastaug.train for every run."""
     own, training = split_flags(args)
+    if not own or (all(word.startswith("-") for word in own) and not {"-h", "--help"} & {*own}):
+        raise ConfigError("no EXPERIMENT given; --list-experiments says which there are")
     options = cli.parse(SweepConfig, own, prog=PROG)
     # One view goes with any batch size: what is run is checked when the grid is laid out.
     default = replace(get_recipe(options.base.recipes[0]), views=1)
@@ -69,15 +79,20 @@ def split_flags(args: Sequence[str]) -> tuple[list[str], list[str]]:
     for name, kind in hints.items():
         if name not in taken:
             values[flag(name)] = 0 if kind is bool else 2 if get_origin(kind) is tuple else 1
-    for refused in ("--recipe", "--seed", "--resume", "--max-steps"):
-        values.pop(refused, None)
     own: list[str] = []
     training: list[str] = []
     rest = list(args)
     while rest:
         word = rest.pop(0)
-        name, has_value, _ = word.partition("=")
+        name, has_value, value = word.partition("=")
+        if name.startswith("--"):  # --batch_size is --batch-size, as in fastaug.train
+            name = name.replace("_", "-")
+            word = f"{name}{has_value}{value}"
+        if name in _NOT_HERE:
+            raise ConfigError(f"{name} is not for a sweep: {_NOT_HERE[name]}")
         if name not in values:
+            if name in _LISTS and not has_value and (not rest or rest[0].startswith("--")):
+                raise ConfigError(f"{name} needs at least one value")
             own.append(word)
             continue
         count = 0 if has_value else values[name]
@@ -88,7 +103,12 @@ def split_flags(args: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def sweep(plan: Plan, interrupt: InterruptRequest) -> int:
     options = plan.options
-    plan.folder.mkdir(parents=True, exist_ok=True)
+    try:
+        plan.folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"--out {plan.folder}: cannot be made ({error.strerror or error})"
+        ) from error
     url = options.storage or f"sqlite:///{plan.folder.absolute() / 'sweep.db'}"
     storage = open_storage(url, options.heartbeat)
     print(f"storage {shown(url)}", flush=True)

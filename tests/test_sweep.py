@@ -137,7 +137,10 @@ def test_what_the_flags_say_is_said_to_every_run(flags: Callable[..., list[str]]
         (("--average", "mean"), "mean"),
         (("--jobs", "-1"), "--jobs must be at least 0, got -1"),
         (("--validation", "0"), "--select-on validation needs a --validation above 0"),
-        (("--seed", "3"), "--seed"),
+        (("--seed", "3"), "--seed is not for a sweep: --seeds N runs the seeds 0 to N-1"),
+        (("--recipe", "shapes"), "--recipe is not for a sweep: EXPERIMENT may be"),
+        (("--lr", "--dry-run"), "--lr needs at least one value"),
+        (("--validation", "0.99", "--batch-size", "16"), "3 training images are less than a step"),
         (("--train-images", "99"), "--train-images must be at most 54"),
     ],
 )
@@ -149,6 +152,12 @@ def test_a_mistake_is_one_line(
     assert "\n" not in str(error.value)
 
 
+def test_no_experiment_is_one_line() -> None:
+    for args in ([], ["--dry-run"]):
+        with pytest.raises(ConfigError, match="no EXPERIMENT given; --list-experiments"):
+            configure(args)
+
+
 def test_a_sweep_without_data_says_what_to_give() -> None:
     with pytest.raises(ConfigError, match="cifar100-lambda: give --data PATH"):
         configure(["cifar100-lambda"])
@@ -156,6 +165,8 @@ def test_a_sweep_without_data_says_what_to_give() -> None:
     assert plan.images == 45_000
     with pytest.raises(ConfigError, match="no experiment or recipe 'cifar100-lamda'"):
         configure(["cifar100-lamda"])
+    with pytest.raises(ConfigError, match="did you mean mini-shapes or shapes"):
+        configure(["mini-shape"])
 
 
 def test_the_paper_s_own_practice_holds_nothing_out(flags: Callable[..., list[str]]) -> None:
@@ -218,7 +229,7 @@ def test_rate_and_epochs_are_chosen_for_each_setting_and_rerun(
     assert found == best
     assert {tuple(s["runs"]) for s in family["settings"]} == {("0", "1", "2")}
     said = " ".join(capsys.readouterr().out.split())
-    assert "chosen by top-1 on the 10% of the training images that were held out" in said
+    assert "by top-1 on the 10% of the training images that were held out" in said
     assert "note: 1 of 3 settings have chosen the largest lr tried (K=2, average" in said
     assert "note: 2 of 3 settings have chosen the smallest lr tried (K=1; K=2" in said
     assert "note: 1 of 3 settings have chosen the fewest epochs tried" in said
@@ -229,7 +240,7 @@ def test_a_choice_on_the_test_images_is_said_to_be_one(
 ) -> None:
     assert sweep.main(flags("--select-on", "test", "--lr", "0.1", "0.2")) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "chosen by top-1 on the test images themselves" in said
+    assert "by top-1 on the test images themselves" in said
     assert "optimistic" in said
 
 
@@ -253,6 +264,34 @@ def test_runs_of_other_settings_are_not_taken(
     shutil.copy(other.with_name("colours.npz"), other)
     with pytest.raises(ConfigError, match=r"--data .*colours.npz \(here: .*others.npz\)"):
         sweep.main(flags(f"--data={other}"))
+
+
+def test_a_storage_does_not_mix_other_settings(
+    flags: Callable[..., list[str]], fake: FakeTraining, tmp_path: Path
+) -> None:
+    """Two sweeps in one storage, in folders of their own, whose runs have the same names."""
+    storage = ("--storage", f"sqlite:///{tmp_path / 'shared.db'}")
+    assert sweep.main(flags(*storage)) == 0
+    assert sweep.main(flags(*storage, f"--out={tmp_path / 'other'}", "--model", "wrn-16-1")) == 0
+    assert sum(fake.runs.values()) == 2
+    (config,) = (tmp_path / "other/runs").glob("*/config.json")
+    assert json.loads(config.read_text())["model"] == "wrn-16-1"
+
+
+def test_an_unfinished_run_of_other_settings_is_refused(
+    flags: Callable[..., list[str]], fake: FakeTraining, tmp_path: Path
+) -> None:
+    assert sweep.main(flags()) == 0
+    (summary,) = (tmp_path / "sweep/runs").glob("*/summary.json")
+    summary.unlink()
+    with pytest.raises(ConfigError, match=r"was run with other settings, --model"):
+        sweep.main(flags("--model", "wrn-16-1"))
+
+
+def test_a_folder_that_cannot_be_made(flags: Callable[..., list[str]], tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"--out .*file: cannot be made \(File exists\)"):
+        sweep.main(flags("--out", str(tmp_path / "file")))
 
 
 def test_a_plan_trains_nothing(
@@ -293,6 +332,19 @@ def test_a_failed_run_is_tried_again_and_then_given_up(
     # The same command gives it another chance.
     assert sweep.main(flags("--lr", "0.2", "--retries", "1", "--jobs", "1")) == 0
     assert fake.runs["shapes-k4-losses-kl1-lr0.2-e12-s0"] == 3
+
+
+def test_a_run_that_diverges_is_not_tried_again_and_never_chosen(
+    flags: Callable[..., list[str]], capsys: pytest.CaptureFixture, tmp_path: Path
+) -> None:
+    """With the real training: at a rate of 1e9 the loss is no number after a step or two."""
+    assert sweep.main(flags("--lr", "0.01", "1e9", "--epochs", "3", "--jobs", "1")) == 0
+    said = capsys.readouterr().out
+    assert "lr1e+09-e3-s0: diverged; its learning rate is too high" in said
+    (family,) = json.loads((tmp_path / "sweep/selection.json").read_text())["families"]
+    assert [setting["lr"] for setting in family["settings"]] == [0.01]
+    output = (tmp_path / "sweep/runs/shapes-k4-losses-kl1-lr1e+09-e3-s0/output.txt").read_text()
+    assert output.count("$ -m fastaug.train") == 1
 
 
 def test_a_mistake_that_all_runs_share_ends_the_sweep(

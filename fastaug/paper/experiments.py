@@ -259,5 +259,5 @@ def get_experiment(name: str) -> Experiment:
     if name in RECIPES:
         return Experiment(name, first_line(name), (Grid(name),))
     raise ConfigError(
-        f"no experiment or recipe {name!r}: {suggest(name, [*EXPERIMENTS, *RECIPES])}"
+        f"no experiment or recipe {name!r}: {suggest(name, {*EXPERIMENTS, *RECIPES})}"
     )

@@ -152,8 +152,10 @@ def chosen_by(*selected: Selected) -> str:
     """For captions: what the points are, and how learning rates and epochs were chosen."""
     chosen = [chosen for one in selected for chosen in one.chosen.values()]
     images = {"held-out" if one.on == "validation" else "test" for one in selected}
+    several = any(len(choice.runs) > 1 for choice in chosen)
+    bars = ", with bars from the smallest to the largest value" if several else ""
     return (
-        f"Means over {seeds_of(chosen)}, with bars from the smallest to the largest value; "
+        f"{'Means over' if several else 'Of'} {seeds_of(chosen)}{bars}; "
         "learning rate and epochs of each point are those with the best top-1 accuracy on the "
         f"{' or '.join(sorted(images))} images."
     )

@@ -124,13 +124,22 @@ def _run_folders(roots: Sequence[str | Path]) -> list[Path]:
     for root in roots:
         top = Path(root).expanduser()
         if not top.is_dir():
-            raise DataError(f"{root}: no such folder; give a run folder or one that holds some")
+            what = "is a file" if top.exists() else "no such folder"
+            raise DataError(f"{root}: {what}; give a run folder or one that holds some")
         for folder, below, files in os.walk(top):
             if "config.json" in files:
                 below.clear()  # nothing in a run folder is another one
                 found.setdefault(Path(folder).resolve(), Path(folder))
             below.sort()
     return list(found.values())
+
+
+def read_config(folder: Path) -> TrainConfig | None:
+    """Of a run folder, finished or not; None if it has none that can be read."""
+    try:
+        return TrainConfig.from_dict(_read_json(folder / "config.json"))
+    except (OSError, ValueError, TypeError, FastaugError):
+        return None
 
 
 def _read_run(folder: Path) -> Run | Unfinished:

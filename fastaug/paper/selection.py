@@ -96,17 +96,21 @@ def _best(
         candidates.items(), key=lambda item: (score(item[1]), -item[0][1], -item[0][0])
     )
     ordered = tuple(by_seed[seed] for seed in sorted(by_seed))
+    best = [point for point, runs in candidates.items() if score(runs) == score(by_seed)]
     edges = (
-        *_edge(lr, {rate for rate, _ in candidates}, "smallest lr", "largest lr"),
-        *_edge(epochs, {budget for _, budget in candidates}, "fewest epochs", "most epochs"),
+        *_edge({p[0] for p in best}, {p[0] for p in candidates}, "smallest lr", "largest lr"),
+        *_edge({p[1] for p in best}, {p[1] for p in candidates}, "fewest epochs", "most epochs"),
     )
     return Chosen(setting, lr, epochs, score(by_seed), len(candidates), ordered, edges)
 
 
-def _edge(value: float, tried: Collection[float], lowest: str, highest: str) -> list[str]:
-    """A single value is no choice, and has no edge."""
-    ends = {min(tried): lowest, max(tried): highest} if len(tried) > 1 else {}
-    return [ends[value]] if value in ends else []
+def _edge(
+    best: Collection[float], tried: Collection[float], lowest: str, highest: str
+) -> list[str]:
+    """Where all of the best lie at one end of what was tried."""
+    if len(tried) == 1 or len(best) > 1:
+        return []
+    return [lowest] if min(tried) in best else [highest] if max(tried) in best else []
 
 
 def _top1(run: Run, on: Images) -> float:

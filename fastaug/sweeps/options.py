@@ -43,7 +43,7 @@ class SweepConfig:
     """What rate and epochs are chosen by. validation: a share of the training images is held out
     (--validation, 0.1 by default); test: the test images, as the paper apparently does."""
     storage: str = ""
-    """Where the sweep is kept, an URL of Optuna's: postgresql://USER:PASSWORD@HOST/DATABASE,
+    """Where the sweep is kept, a URL of Optuna's: postgresql://USER:PASSWORD@HOST/DATABASE,
     mysql+pymysql://..., sqlite:///FILE; default: sweep.db in --out."""
     study: str = ""
     """Name of the sweep in the storage; default: the experiment's."""

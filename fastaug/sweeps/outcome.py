@@ -13,7 +13,7 @@ from rich.table import Table
 
 from fastaug.config import TrainConfig
 from fastaug.errors import ConfigError, printable
-from fastaug.paper.results import Run, find_results
+from fastaug.paper.results import Run, find_results, read_config
 from fastaug.paper.selection import Chosen, Selected, select_families
 from fastaug.sweeps.plan import Configs, Plan, study_name
 from fastaug.sweeps.worker import run_folder
@@ -24,16 +24,12 @@ if TYPE_CHECKING:
 
 
 def check_folders(plan: Plan, configs: Configs) -> None:
-    """Runs that are there already must be of these settings: their results are taken."""
+    """Runs that are there already must be of these settings: their results are taken, or they are
+    gone on with."""
     for name, config in configs.items():
         folder = run_folder(plan, name)
-        if not (folder / "config.json").exists():
+        if (earlier := read_config(folder)) is None:
             continue
-        found = find_results([folder])
-        runs = [run for family in found.families for run in family.runs]
-        if not runs:
-            continue
-        earlier = runs[0].config
         differing = earlier.differences(config)
         if Path(earlier.data).name != Path(config.data).name:  # it may have moved
             differing.append(f"--data {earlier.data} (here: {config.data})")
@@ -49,7 +45,7 @@ def fetch_runs(plan: Plan, stage: str, configs: Configs, storage: RDBStorage) ->
     storage knows them: config.json and summary.json."""
     import optuna
 
-    name = study_name(plan.options, stage, list(configs))
+    name = study_name(plan.options, stage, configs)
     study = optuna.load_study(study_name=name, storage=storage)
     for trial in study.get_trials(deepcopy=False):
         run = trial.params.get("run")
@@ -76,7 +72,7 @@ def show_outcome(plan: Plan, selected: Sequence[Selected], failed: Iterable[str]
         title = escape(printable(family.family.title))
         # Without rules it fits 80 columns.
         table = Table(title=title, title_justify="left", box=None, collapse_padding=True)
-        columns = ("K", "average", "KL", "lr", "epochs", "of", "top-1 %", "TTA %", "invariance")
+        columns = ("K", "average", "KL", "lr", "epochs", "tried", "top-1 %", "TTA %", "invariance")
         for column in columns:
             table.add_column(
                 column, justify="left" if column == "average" else "right", no_wrap=True
@@ -118,12 +114,12 @@ def _chosen_by(family: Selected) -> str:
     if family.on == "validation":
         share = 100 * family.family.config.validation
         return (
-            f"lr and epochs, of so many candidates, were chosen by top-1 on the {share:g}% of the "
+            f"lr and epochs were chosen, of so many tried, by top-1 on the {share:g}% of the "
             "training images that were held out; the measures are of the test images, which had no "
             "part in it (mean over the seeds ± half of their range)"
         )
     return (
-        "lr and epochs, of so many candidates, were chosen by top-1 on the test images themselves, "
+        "lr and epochs were chosen, of so many tried, by top-1 on the test images themselves, "
         "as the paper apparently did: the measures (mean over the seeds ± half of their range) are "
         "optimistic"
     )
@@ -184,7 +180,7 @@ def show_plan(plan: Plan) -> None:
         counts = (views, settings, len(points), len(seeds), len(configs))
         table.add_row(recipe, *(f"{n:,}" for n in counts), _short(plan.views(configs)))
     console.print(table)
-    total = f"{len(tuning):,} runs, {_short(plan.views(tuning.values()))} views"
+    total = f"{_runs(len(tuning))}, {_short(plan.views(tuning.values()))} views"
     if plan.further_seeds:
         longest: dict[tuple, TrainConfig] = {}
         for config in tuning.values():
@@ -192,13 +188,17 @@ def show_plan(plan: Plan) -> None:
             longest[key] = max(longest.get(key, config), config, key=lambda c: c.epochs)
         times = len(plan.further_seeds)
         total += (
-            f" to choose rate and epochs; then {len(longest) * times:,} runs, at most "
+            f" to choose rate and epochs; then {_runs(len(longest) * times)}, at most "
             f"{_short(plan.views(longest.values()) * times)} views, of the choices with {times} "
-            "more seeds"
+            f"more {'seed' if times == 1 else 'seeds'}"
         )
     images = f"{plan.images:,} training images" if plan.images else "training images not known"
     where = "" if next(iter(tuning.values())).data else ", as no --data is given"
     console.print(f"{total} ({images} a run{where}); folder {plan.folder}", soft_wrap=True)
+
+
+def _runs(count: int) -> str:
+    return "1 run" if count == 1 else f"{count:,} runs"
 
 
 def _short(count: int) -> str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fastaug.config import TrainConfig
+from fastaug.config import FREE_ON_RESUME, TrainConfig
 from fastaug.data.sources import open_split
 from fastaug.data.split import split_training
 from fastaug.errors import ConfigError
@@ -90,7 +90,15 @@ def make_plan(options: SweepConfig, changes: Mapping[str, Any]) -> Plan:
         changes.setdefault("validation", 0.0)
     plan = Plan(options, grids, changes, images=0)
     config = replace(first, **{k: v for k, v in changes.items() if k == "validation"})
-    return replace(plan, images=_images(options, config))
+    plan = replace(plan, images=_images(options, config))
+    for config in plan.tuning.values():
+        if plan.images and not plan.steps(config):
+            raise ConfigError(
+                f"{plan.images:,} training images are less than a step of {config.images_per_step} "
+                f"(--batch-size {config.batch_size} / --views {config.views}); lower --batch-size, "
+                "hold out fewer, or use more data"
+            )
+    return plan
 
 
 def _images(options: SweepConfig, config: TrainConfig) -> int:
@@ -109,8 +117,13 @@ def _images(options: SweepConfig, config: TrainConfig) -> int:
     return config.train_images or int(options.base.images * (1 - config.validation))
 
 
-def study_name(options: SweepConfig, stage: str, names: Sequence[str]) -> str:
-    """Of a stage in the storage. Another grid is another study: Optuna's are fixed when they are
-    made. What an earlier one has finished is found in the run folders."""
-    digest = hashlib.sha256("\n".join(sorted(names)).encode()).hexdigest()[:8]
-    return f"{options.study or options.experiment} {stage} {digest}"
+def study_name(options: SweepConfig, stage: str, configs: Configs) -> str:
+    """Of a stage in the storage. Another grid is another study, as Optuna's are fixed when they are
+    made; so are other settings, whose results are no results of these. What an earlier one has
+    finished is found in the run folders."""
+    digest = hashlib.sha256()
+    for name in sorted(configs):
+        config = configs[name].to_dict()
+        kept = {k: v for k, v in sorted(config.items()) if k not in FREE_ON_RESUME}
+        digest.update(f"{name} {kept} {Path(config['data']).name}\n".encode())
+    return f"{options.study or options.experiment} {stage} {digest.hexdigest()[:8]}"

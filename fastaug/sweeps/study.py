@@ -62,8 +62,9 @@ def open_storage(url: str, heartbeat: int) -> RDBStorage:
         ) from error
     except (ValueError, SQLAlchemyError) as error:
         raise ConfigError(
-            f"--storage {shown(url)}: cannot be opened ({_hide(first_line(error), url)}); give "
-            "postgresql://USER:PASSWORD@HOST/DATABASE, mysql+pymysql://..., or sqlite:///FILE"
+            f"--storage {shown(url)}: cannot be opened ({_hide(first_line(error), url)}); is the "
+            "server running, or the folder there? It takes postgresql://USER:PASSWORD@HOST/"
+            "DATABASE, mysql+pymysql://..., or sqlite:///FILE"
         ) from error
 
 
@@ -205,11 +206,13 @@ class Stage:
         return put_back(self.study, self.study.trials[trial.number], why, most)
 
     def _is_taken_twice(self, number: int, name: str) -> bool:
-        """Two workers may draw the same point when it is among the last: the first one has it."""
+        """Two workers may draw the same point when it is among the last: the first one has it, or
+        is done by now."""
         from optuna.trial import TrialState
 
-        running = self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
-        return any(t.number < number and t.params.get("run") == name for t in running)
+        others = [t for t in self.study.get_trials(deepcopy=False) if t.params.get("run") == name]
+        running = (t.number < number for t in others if t.state == TrialState.RUNNING)
+        return any(running) or any(t.state == TrialState.COMPLETE for t in others)
 
 
 def _put_back_lost(study: optuna.Study, trial: FrozenTrial) -> None:

@@ -30,6 +30,10 @@ class RunFailed(FastaugError):
     """A run has ended without a result. To try again makes sense."""
 
 
+class RunDiverged(FastaugError):
+    """A run's loss is no number any more: to try again gives the same."""
+
+
 class RunMistaken(FastaugError):
     """A run was refused for its settings or data: the others would be as well."""
 
@@ -104,7 +108,7 @@ def _result(config: TrainConfig, folder: Path, code: int) -> dict[str, Any]:
         return summary
     said = _last_line(folder / "output.txt")
     if (folder / "bad-batch.pt").exists():
-        raise RunFailed(f"{folder.name}: diverged ({said})")
+        raise RunDiverged(f"{folder.name}: diverged; its learning rate is too high")
     if code == 2:
         raise RunMistaken(f"{folder.name}: {said.removeprefix('error: ')}")
     raise RunFailed(f"{folder.name}: ended with exit code {code} ({said}); see its output.txt")

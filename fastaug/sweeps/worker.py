@@ -21,7 +21,7 @@ from fastaug.sweeps.options import SweepConfig
 from fastaug.sweeps.plan import Configs, Plan, study_name
 from fastaug.sweeps.progress import SweepProgress
 from fastaug.sweeps.study import Stage
-from fastaug.sweeps.training import RunFailed, finished_summary, run_training
+from fastaug.sweeps.training import RunDiverged, RunFailed, finished_summary, run_training
 
 if TYPE_CHECKING:
     import optuna
@@ -70,7 +70,7 @@ def run_stage(
     that have failed."""
     options = plan.options
     device = next(iter(configs.values())).device
-    name = study_name(options, title, list(configs))
+    name = study_name(options, title, configs)
 
     def stage() -> Stage:
         return Stage(storage, name, list(configs), options.heartbeat)
@@ -141,20 +141,27 @@ class _Worker:
         trial.set_user_attr("worker", f"{socket.gethostname()} {os.getpid()} {self._slot.number}")
         summary = finished_summary(folder)
         if summary is None:
-            with self._progress.run(name, self._plan.steps(config)) as on_step:
-                summary = run_training(
-                    config,
-                    folder,
-                    ranks=self._plan.options.ranks,
-                    environment=self._slot.environment,
-                    on_step=on_step,
-                    signum=self._is_asked_to_end,
-                )
+            try:
+                summary = self._run(name, config, folder)
+            except RunDiverged as diverged:  # a result: no setting chooses it
+                self._progress.line(str(diverged))
+                return 0.0
         for key, value in _described(config, summary).items():
             trial.set_user_attr(key, value)
         score = self._score(summary)
         self._progress.line(f"{name}: {self._plan.options.select_on} top-1 {100 * score:.1f}%")
         return score
+
+    def _run(self, name: str, config: TrainConfig, folder: Path) -> dict[str, Any]:
+        with self._progress.run(name, self._plan.steps(config)) as on_step:
+            return run_training(
+                config,
+                folder,
+                ranks=self._plan.options.ranks,
+                environment=self._slot.environment,
+                on_step=on_step,
+                signum=self._is_asked_to_end,
+            )
 
     def _score(self, summary: dict[str, Any]) -> float:
         held_out = self._plan.options.select_on == "validation"
