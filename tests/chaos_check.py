@@ -51,6 +51,8 @@ def _strangers(run: Path) -> Iterator[str]:
     for path in sorted(run.rglob("*")):
         place = path.relative_to(run)
         known = str(place) in _FILES or path.suffix == ".damaged"
+        # The picture of the first views may be lost to a full disk, as TensorBoard's events may.
+        known = known or str(place) == "views.png"
         known = known or place.name.startswith("events.out.tfevents.")
         known = known or place.match("checkpoints/step-*.pt") or str(place) == "checkpoints"
         if not known:
