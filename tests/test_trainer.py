@@ -58,7 +58,7 @@ def test_what_a_run_leaves_behind(tiny: Tiny) -> None:
     events = {name for name in names if name.startswith("events.out.tfevents")}
     assert names - events == {
         *("config.json", "metrics.jsonl", "summary.json"),
-        *("last.pt", "best.pt", "best.safetensors", "checkpoints"),
+        *("last.pt", "best.pt", "best.safetensors", "checkpoints", "views.png"),
     }
     assert {path.name for path in (folder / "checkpoints").iterdir()} == {
         f"step-{step:09}.pt" for step in (4, 8)
