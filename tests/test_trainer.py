@@ -80,6 +80,7 @@ def test_what_a_run_leaves_behind(tiny: Tiny) -> None:
     assert summary["measures"].keys() == {
         *("top1", "top5", "nll", "invariance"),
         *("tta_top1", "tta_top5", "tta_logits_top1", "tta_logits_top5"),
+        *("tta_top1_at_1", "tta_top1_at_2"),
     }
 
 
