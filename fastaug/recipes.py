@@ -225,9 +225,9 @@ def mini_cifar() -> TrainConfig:
 
     The regime that shows the paper's effects at this size is few images and many epochs: the
     training images are fitted, and what is left is how well that generalises. Many images and few
-    epochs only underfit. WRN-16-1 shows the same, at twice the cost. The rate, times the unique
-    images, is that of K=4: it is meant to be tuned for each K. A fifth of the folder's training
-    images is held out to tune by.
+    epochs only underfit. WRN-16-1 costs twice as much and was not tried with the regulariser. The
+    rate, times the unique images, is that of K=4: it is meant to be tuned for each K. A fifth of
+    the folder's training images is held out to tune by. docs/paper.md says what else was tried.
     """
     return replace(
         cifar100_wrn_16_4(),

@@ -240,8 +240,8 @@ EXPERIMENTS: dict[str, Experiment] = {
             seeds=5,  # open; five is what the paper says of its CIFAR-100 runs
             images=CIFAR_IMAGES,
         ),
-        # Beyond these the WRN does not train at this size: at 2**-6 it dies, and at 2**-7 it is
-        # slow to begin with the regulariser.
+        # From single runs: at 2**-6 the WRN did not train at this size, and at 2**-7 it was slow to
+        # begin with the regulariser.
         _mini(
             "mini-cifar",
             "the paper's claims in small, on a CIFAR-like folder (--data)",
