@@ -21,9 +21,10 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.10",
     packages=[
-        *("fastaug", "fastaug.data", "fastaug.kernels", "fastaug.models", "fastaug.views"),
-        *("fastaug.paper", "fastaug.sweeps"),
-        # Folders beside fastaug/ in the tree. cuda/ holds sources alone, and no __init__.py: with
+        *("fastaug", "fastaug.engine", "fastaug.runs", "fastaug.runtime", "fastaug.data"),
+        *("fastaug.data.readers", "fastaug.views", "fastaug.kernels", "fastaug.toolchain"),
+        *("fastaug.models", "fastaug.exporters", "fastaug.diagnostics", "fastaug.experiments"),
+        # Folders beside fastaug/ in the tree. cuda/ holds sources only, and no __init__.py: with
         # one it would hide NVIDIA's package of that name from whoever starts Python here.
         *("fastaug.pipelines", "fastaug.cuda"),
     ],
@@ -31,7 +32,7 @@ setup(
     package_data={
         "fastaug": ["py.typed"],
         "fastaug.cuda": ["*.h", "*.cpp", "*.cu"],
-        "fastaug.paper": ["*.css", "*.js"],
+        "fastaug.experiments": ["*.css", "*.js"],
     },
     install_requires=[
         "numpy>=2",

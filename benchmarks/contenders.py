@@ -26,9 +26,9 @@ from timing import Unfit
 from torch import Tensor
 
 import fastaug
-from fastaug.device import check_compiler
 from fastaug.errors import ConfigError
 from fastaug.kernels import Average, load_kernel
+from fastaug.runtime.device import check_compiler
 
 FORWARD, BOTH, DIRECT, COPY = "forward", "forward+backward", "value_and_grad", "copy"
 """Quantities that are timed."""

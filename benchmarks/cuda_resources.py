@@ -16,11 +16,11 @@ from typing import NamedTuple
 import numpy as np
 
 from fastaug.kernels.cuda import OBJECTIVE, RESERVED, WARP, launch_plan
-from fastaug.kernels.nvrtc import Program, compile_kernels, nvrtc_version
+from fastaug.toolchain.nvrtc import Program, compile_kernels, nvrtc_version
 from fastaug.views.cuda import VIEWS
-from fastaug.views.form import ViewForm
 from fastaug.views.launch import Needs, needs_of, plan_launch
-from fastaug.views.records import LAYER, NEEDS_ROOM, VIEW
+from fastaug.views.packed_plan import LAYER, NEEDS_ROOM, VIEW
+from fastaug.views.render_spec import ViewForm
 
 ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 SHARED_LIMITS = {

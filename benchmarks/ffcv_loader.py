@@ -21,9 +21,9 @@ from timing import Unfit
 from torch import Tensor
 
 from fastaug.config import TrainConfig
-from fastaug.data.cores import worker_count
-from fastaug.data.images import ImageSet
-from fastaug.data.views import NORMALISATION
+from fastaug.data.image_set import ImageSet
+from fastaug.runtime.cores import worker_count
+from fastaug.views.reference import NORMALISATION
 
 EPOCH = 1024
 """Batches of one of its passes, for which it takes the order of all images at once."""

@@ -42,9 +42,9 @@ from rich.progress import Progress
 from torch import Tensor
 
 from fastaug import cli
-from fastaug.device import resolve_device
 from fastaug.errors import ConfigError
 from fastaug.kernels import Average, load_kernel
+from fastaug.runtime.device import resolve_device
 
 NAME = "kernels"
 COLUMNS = (

@@ -38,11 +38,11 @@ from worker_loaders import (
 )
 
 from fastaug.config import TrainConfig
-from fastaug.data.images import ImageSet
-from fastaug.data.schedule import Schedule
+from fastaug.data.image_set import ImageSet
+from fastaug.data.sampler import Schedule
+from fastaug.engine.loaders import build_loader, survey_images
 from fastaug.errors import ConfigError, KernelUnavailable
-from fastaug.loaders import build_loader, survey_images
-from fastaug.views import fused_engine
+from fastaug.views.engine import fused_engine
 
 Own = Literal["fused", "dali", "torch"]
 """fastaug's loaders, as --loader of the benchmark names them."""

@@ -11,9 +11,9 @@ import torch
 from timing import Unfit
 from torch import Tensor
 
-from fastaug.batch import VIEW_DTYPES
 from fastaug.config import TrainConfig
-from fastaug.data.images import ImageSet
+from fastaug.data.image_set import ImageSet
+from fastaug.views.batch import VIEW_DTYPES
 
 FUSED = "fastaug fused"
 """The loader that the others are compared with."""

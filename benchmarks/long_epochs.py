@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fastaug.config import TrainConfig
-from fastaug.data.images import ImageSet, Manifest, Spans
+from fastaug.data.image_set import ImageSet, Manifest, Spans
 
 EPOCH = 256
 """Least batches in an epoch of fastaug's loaders, which stop and start at its end: a small data set

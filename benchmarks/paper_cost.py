@@ -21,10 +21,10 @@ from step_model import Work, count, gpu_rates, predict
 from fastaug import cli
 from fastaug.config import TrainConfig
 from fastaug.errors import ConfigError, suggest
+from fastaug.experiments.grids import EXPERIMENTS
+from fastaug.experiments.sweep_plan import Plan
 from fastaug.models import build_model
-from fastaug.paper.experiments import EXPERIMENTS
 from fastaug.sweep import configure
-from fastaug.sweeps.plan import Plan
 
 PAPER = tuple(name for name in EXPERIMENTS if not name.startswith("mini-"))
 

@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageFilter
 
-from fastaug.cache import cache_dir
 from fastaug.errors import DataError
+from fastaug.runtime.cache import cache_dir
 
 VERSION = 1
 """Part of the folder's name and of every seed: a change of the drawing takes a new one."""

@@ -41,8 +41,8 @@ from soak_verdict import describe, judge
 
 from fastaug import cli
 from fastaug.errors import ConfigError
-from fastaug.interrupt import Interrupted, InterruptRequest
-from fastaug.telemetry import write_json
+from fastaug.runtime.atomic import write_json
+from fastaug.runtime.signals import Interrupted, InterruptRequest
 
 TRAINING = ("--dali", "--epochs", "100000", "--schedule", "halving", "--eval-every", "1")
 """The halving schedule leaves the rate alone for half of the epochs: all hours are alike."""

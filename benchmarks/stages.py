@@ -16,14 +16,14 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 from turns import Stream, check_memory
 
-from fastaug.batch import VIEW_DTYPES, ViewBatch
 from fastaug.config import TrainConfig
-from fastaug.data.images import ImageSet
-from fastaug.device import autocast
-from fastaug.learner import Learner
-from fastaug.loaders import build_loader
-from fastaug.objectives import objective
-from fastaug.telemetry import Meter
+from fastaug.data.image_set import ImageSet
+from fastaug.engine.learner import Learner
+from fastaug.engine.loaders import build_loader
+from fastaug.engine.metrics import Meter
+from fastaug.kernels.objective import objective
+from fastaug.runtime.device import autocast
+from fastaug.views.batch import VIEW_DTYPES, ViewBatch
 
 DECODE, LOADER = "decode", "loader"
 FORWARD, BOTH, OPTIMISER, BARE = "forward", "forward+backward", "optimiser", "bare step"

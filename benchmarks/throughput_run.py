@@ -26,12 +26,12 @@ from timing import Unfit
 from turns import Memory, Stream, Turn, check_memory, first_batches, first_turn, repeat, turn
 
 from fastaug.config import TrainConfig
-from fastaug.data.cores import core_count
-from fastaug.data.images import ImageSet
-from fastaug.data.manifest import survey
+from fastaug.data.image_set import ImageSet
+from fastaug.data.scan import survey
 from fastaug.data.sources import open_split_or_flat
-from fastaug.device import avoid_broken_cpu_arithmetic, keep_freed_memory, resolve_device
 from fastaug.errors import ConfigError
+from fastaug.runtime.cores import core_count
+from fastaug.runtime.device import avoid_broken_cpu_arithmetic, keep_freed_memory, resolve_device
 
 if TYPE_CHECKING:
     from throughput import Options

@@ -31,13 +31,10 @@ from nvidia.dali.pipeline import Pipeline
 from photos import cifar_like, photo_folder
 
 from fastaug.config import TrainConfig
-from fastaug.data.images import ImageSet
-from fastaug.data.manifest import survey
-from fastaug.data.plan import ViewPlans, draw_plans
-from fastaug.data.schedule import BatchKey
+from fastaug.data.image_set import ImageSet
+from fastaug.data.sampler import BatchKey
+from fastaug.data.scan import survey
 from fastaug.data.sources import open_split_or_flat
-from fastaug.data.stream import TRAIN_VIEWS
-from fastaug.data.views import NORMALISATION
 from fastaug.pipelines.decode import decode_pipeline
 from fastaug.pipelines.decoder import Planned
 from fastaug.pipelines.fused_views import FusedViews
@@ -47,7 +44,10 @@ from fastaug.pipelines.views import (
     plan_sources,
     view_pipeline,
 )
-from fastaug.views import fused_engine
+from fastaug.views.engine import fused_engine
+from fastaug.views.philox import TRAIN_VIEWS
+from fastaug.views.plan import ViewPlans, draw_plans
+from fastaug.views.reference import NORMALISATION
 
 IMAGES = 32
 """Images in a batch."""

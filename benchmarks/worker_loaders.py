@@ -19,10 +19,10 @@ from torchvision.io import ImageReadMode, decode_image
 from torchvision.transforms import InterpolationMode, v2
 
 from fastaug.config import TrainConfig
-from fastaug.data.cores import worker_count
-from fastaug.data.images import ImageSet
-from fastaug.data.plan import PAD
-from fastaug.data.views import NORMALISATION
+from fastaug.data.image_set import ImageSet
+from fastaug.runtime.cores import worker_count
+from fastaug.views.plan import PAD
+from fastaug.views.reference import NORMALISATION
 
 PREFETCH = 2
 """Batches that torch's DataLoader, fastaug's too, lets each worker have under way."""

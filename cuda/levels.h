@@ -11,7 +11,7 @@ namespace fastaug {
 typedef unsigned char byte;
 
 // Of a level: sums of weights miss a whole level by 1e-5, and in another order by another 1e-5.
-// Without it, engines would differ by a level in flat regions. fastaug/data/views.py has the same.
+// Without it, engines would differ by a level in flat regions. fastaug/views/reference.py has the same.
 constexpr float LEVEL_TIE = 0.003f;
 
 #ifdef __CUDACC__

@@ -8,7 +8,7 @@ namespace fastaug {
 
 constexpr byte FILL = 128;  // what lies outside
 
-// As fastaug/views/records.py numbers them. Rotate, shear and translate are moves.
+// As fastaug/views/packed_plan.py numbers them. Rotate, shear and translate are moves.
 enum Operation {
   NOTHING, AUTO_CONTRAST, EQUALIZE, INVERT, MOVE, POSTERIZE, SOLARIZE, SOLARIZE_ADD, COLOR,
   CONTRAST, BRIGHTNESS, SHARPNESS, CUTOUT

@@ -16,15 +16,16 @@ from typing import Any
 import torch
 
 import fastaug
-from fastaug import cli, installed, machine, views
-from fastaug.console import show_table
-from fastaug.device import cpp_compiler, resolve_device
+from fastaug import cli
+from fastaug.diagnostics import installed, machine
+from fastaug.diagnostics.machine import Fact, one_line
 from fastaug.errors import ConfigError, KernelUnavailable
 from fastaug.kernels import Kernel, find_kernel, load_kernel
-from fastaug.machine import Fact, one_line
-from fastaug.options import DoctorConfig
-from fastaug.telemetry import write_json
+from fastaug.runs.console import show_table
+from fastaug.runtime.atomic import write_json
+from fastaug.runtime.device import cpp_compiler, resolve_device
 from fastaug.views.admission import compare
+from fastaug.views.engine import engine_of
 
 # What is timed: large enough that it is not all overhead, small enough for any machine.
 _IMAGES, _VIEWS, _CLASSES = 32, 8, 1000
@@ -49,6 +50,20 @@ class KernelLine:
     """Of value and gradient at B=32, K=8, C=1000 fp32."""
     speed: float | None = None
     """In multiples of the reference's."""
+
+
+@dataclass(frozen=True)
+class DoctorConfig:
+    """Say what works on this machine, and what to do about the rest."""
+
+    device: str = "all"
+    """Where kernels and pipelines are tried: all, cpu, cuda, or cuda:N."""
+    quick: bool = False
+    """Leave out how fast the kernels are."""
+    json: str = ""
+    """Write what was found to this JSON file too."""
+    debug: bool = False
+    """Show the traceback of an error."""
 
 
 def main(args: Sequence[str]) -> int:
@@ -248,7 +263,7 @@ def _seconds(call: Callable[[], object], device: torch.device) -> float:
 
 def look_at_views(device: torch.device, *, timed: bool) -> Iterator[Fact]:
     """What --views-engine auto finds: the admission check, anew."""
-    engine = views.engine_of(device)
+    engine = engine_of(device)
     if reason := engine.why_not():
         # The compiler has a line of its own.
         todo = f"fused views on {device}: {reason}" if cpp_compiler() else ""

@@ -4,21 +4,65 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal
+
+from tyro.conf import arg
 
 from fastaug import cli
-from fastaug.checkpoint import checkpoint_file, evaluated_weights, load_checkpoint
-from fastaug.config import TrainConfig
-from fastaug.console import measure_rows, show_table
+from fastaug.config import TrainConfig, check_choices, flag
 from fastaug.data.sources import check_classes, open_split
-from fastaug.device import avoid_broken_cpu_arithmetic, keep_freed_memory, resolve_device
-from fastaug.distributed import Group
-from fastaug.evaluation import Evaluation
-from fastaug.launch import joined
-from fastaug.loaders import survey_images
+from fastaug.engine.evaluation import Evaluation
+from fastaug.engine.loaders import survey_images
+from fastaug.errors import ConfigError
 from fastaug.models import build_configured_model
-from fastaug.options import EvaluateConfig
-from fastaug.telemetry import environment, write_json
+from fastaug.runs.checkpoint import checkpoint_file, evaluated_weights, load_checkpoint
+from fastaug.runs.console import measure_rows, show_table
+from fastaug.runtime.atomic import write_json
+from fastaug.runtime.device import (
+    avoid_broken_cpu_arithmetic,
+    environment,
+    keep_freed_memory,
+    resolve_device,
+)
+from fastaug.runtime.distributed import Group
+from fastaug.runtime.torchrun import joined
+
+
+@dataclass(frozen=True)
+class EvaluateConfig:
+    """Evaluate a checkpoint: everything is rebuilt from the checkpoint alone."""
+
+    checkpoint: Annotated[str, arg(metavar="CHECKPOINT")]
+    """Checkpoint file (best.pt, last.pt) or run folder (its best.pt)."""
+    tta: int = -1
+    """Views of each test image; 0: the central crop alone, -1: as in the run's final evaluation."""
+    data: str = ""
+    """Other data to evaluate on, with the same classes; default: what it was trained on."""
+    batch_size: int = 256
+    """Views in one forward pass."""
+    loader: Literal["as-trained", "torch", "dali"] = "as-trained"
+    """What decodes the images and makes the views; --dali is short for --loader dali."""
+    workers: int = -1
+    """Loader processes (torch) or threads (dali); -1: one less than the cores, 1 to 8."""
+    device: str = "auto"
+    """auto, cpu, cuda, or cuda:N."""
+    precision: Literal["as-trained", "fp32", "bf16", "fp16"] = "as-trained"
+    """Arithmetic of the network."""
+    seed: int = 0
+    """Seed of the views."""
+    out: str = ""
+    """Write the results to this JSON file too."""
+    debug: bool = False
+    """Show the traceback of an error."""
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        for name, least in (("tta", -1), ("batch_size", 1), ("workers", -1), ("seed", 0)):
+            if getattr(self, name) < least:
+                raise ConfigError(
+                    f"{flag(name)} must be at least {least}, got {getattr(self, name)}"
+                )
 
 
 def main(args: Sequence[str]) -> int:

@@ -4,17 +4,38 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Literal
+
+from tyro.conf import arg
 
 from fastaug import cli
-from fastaug.checkpoint import checkpoint_file, evaluated_weights, load_checkpoint
-from fastaug.config import TrainConfig
-from fastaug.console import show_table
+from fastaug.config import TrainConfig, check_choices
 from fastaug.errors import ConfigError
-from fastaug.exporting import BATCHES, FORMATS, check_packages, export_network
+from fastaug.exporters.formats import BATCHES, FORMATS, check_packages, export_network
 from fastaug.models import build_configured_model
-from fastaug.options import ExportConfig
-from fastaug.weights import safetensors_metadata
+from fastaug.runs.checkpoint import checkpoint_file, evaluated_weights, load_checkpoint
+from fastaug.runs.console import show_table
+from fastaug.runs.weights import safetensors_metadata
+
+
+@dataclass(frozen=True)
+class ExportConfig:
+    """Write a trained network for other programs, in fp32; the file is read back and compared."""
+
+    checkpoint: Annotated[str, arg(metavar="CHECKPOINT")]
+    """Checkpoint file (best.pt, last.pt) or run folder (its best.pt)."""
+    to: Literal["safetensors", "onnx", "torch-export"] = "safetensors"
+    """safetensors: the weights by name, and what the network is; onnx: one file, any batch size,
+    input "images", output "logits" (needs fastaug[export]); torch-export: torch.export.load's."""
+    out: str = ""
+    """File to write; default: beside the checkpoint, as .safetensors, .onnx or .pt2."""
+    debug: bool = False
+    """Show the traceback of an error."""
+
+    def __post_init__(self) -> None:
+        check_choices(self)
 
 
 def main(args: Sequence[str]) -> int:

@@ -11,13 +11,13 @@ from rich.console import Console
 
 from fastaug import cli
 from fastaug.errors import ConfigError, printable
-from fastaug.paper.figure_style import render
-from fastaug.paper.gallery import FIGURES, Drawn, draw
-from fastaug.paper.options import FiguresConfig
-from fastaug.paper.results import Results, find_results
-from fastaug.paper.selection import Selected, select_families
-from fastaug.paper.tables import Table, paper_tables
-from fastaug.whole_file import whole_file
+from fastaug.experiments.figure_style import render
+from fastaug.experiments.gallery import FIGURES, Drawn, draw
+from fastaug.experiments.results import Results, find_results
+from fastaug.experiments.selection import Selected, select_families
+from fastaug.experiments.show_config import FiguresConfig
+from fastaug.experiments.tables import Table, paper_tables
+from fastaug.runtime.atomic import whole_file
 
 _FIRST = 3
 """Names in a line, at most."""

@@ -4,17 +4,37 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from fastaug import cli
+from fastaug.config import TrainConfig
 from fastaug.data.sources import open_split_or_flat
+from fastaug.engine.loaders import build_loader, training_images
 from fastaug.errors import ConfigError, printable
-from fastaug.loaders import build_loader, training_images
-from fastaug.options import PreviewConfig
-from fastaug.picture import draw_views
 from fastaug.recipes import get_recipe
-from fastaug.run_folder import write_event_picture
+from fastaug.runs.folder import write_event_picture
+from fastaug.runs.picture import draw_views
+
+
+@dataclass(frozen=True)
+class PreviewConfig(TrainConfig):
+    """Draw what the network will see: some images, each with its K views. Takes train's flags."""
+
+    images: int = 8
+    """Images to draw, the first of the training's order."""
+    out: str = "preview.png"
+    """File of the picture."""
+    logdir: str = "runs/preview"
+    """Folder of TensorBoard events, for the same picture; empty: none."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.images <= 100:
+            raise ConfigError(f"--images must be between 1 and 100, got {self.images}")
+        # Any number of views will do here: a step has the images of the picture.
+        object.__setattr__(self, "batch_size", self.images * self.views)
+        object.__setattr__(self, "accumulate", 1)
+        super().__post_init__()
 
 
 def main(args: Sequence[str]) -> int:

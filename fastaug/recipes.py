@@ -1,8 +1,8 @@
 """Recipes: a run is a function that returns a TrainConfig. Flags change single values of it.
 
 The paper's ("Regularising for invariance to data augmentation improves supervised learning") are
-single points of its grids, at the largest K: fastaug/paper/experiments.py has the grids. What the
-paper leaves open is chosen here and said in the docstring, with the reason.
+single points of its grids (fastaug/experiments/grids.py), at the largest K. What the paper leaves
+open is chosen here; the docstring gives the reason.
 """
 
 from __future__ import annotations

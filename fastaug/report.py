@@ -9,13 +9,13 @@ from pathlib import Path
 
 from fastaug import cli
 from fastaug.errors import ConfigError, DataError, printable
-from fastaug.paper.claims import check_claims
-from fastaug.paper.options import ReportConfig
-from fastaug.paper.page import gather, write_page
-from fastaug.paper.page_values import counted, size_text
-from fastaug.paper.results import Results, find_results
-from fastaug.paper.selection import Selected, select_families
-from fastaug.whole_file import whole_file
+from fastaug.experiments.claims import check_claims
+from fastaug.experiments.page import gather, write_page
+from fastaug.experiments.page_values import counted, size_text
+from fastaug.experiments.results import Results, find_results
+from fastaug.experiments.selection import Selected, select_families
+from fastaug.experiments.show_config import ReportConfig
+from fastaug.runtime.atomic import whole_file
 
 _LINES = 5
 """Of the evidence of a claim; the page has all."""

@@ -5,22 +5,49 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Sequence
-from typing import Any, get_args
+from dataclasses import dataclass
+from typing import Annotated, Any, get_args
 
 import numpy as np
+from tyro.conf import arg
 
 from fastaug import cli
-from fastaug.console import show_table
-from fastaug.data.images import ImageSet
-from fastaug.data.manifest import Survey, check_share, look_over
+from fastaug.data.image_set import ImageSet
+from fastaug.data.scan import Survey, check_share, look_over
 from fastaug.data.sources import Split, open_split_or_flat
-from fastaug.errors import DataError, printable
-from fastaug.options import ScanConfig
-from fastaug.telemetry import write_json
+from fastaug.errors import ConfigError, DataError, printable
+from fastaug.runs.console import show_table
+from fastaug.runtime.atomic import write_json
 
 log = logging.getLogger("fastaug")
 
 _SHOWN = 20
+
+
+@dataclass(frozen=True)
+class ScanConfig:
+    """Look at every image of a data set and list those that cannot be used."""
+
+    data: Annotated[str, arg(metavar="DATA")]
+    """What --data of the training takes, or a folder of images without splits."""
+    full: bool = False
+    """Decode every image; else header and size, and the end of the file."""
+    workers: int = -1
+    """Threads that look at images; -1: four for each core, up to 32."""
+    max_bad: float = 0.01
+    """Largest share of bad images in a split that is no error."""
+    out: str = ""
+    """Write what was found to this JSON file too."""
+    debug: bool = False
+    """Show the traceback of an error."""
+
+    def __post_init__(self) -> None:
+        if self.workers < -1:
+            raise ConfigError(f"--workers must be at least -1, got {self.workers}")
+        if not 0 <= self.max_bad <= 1:
+            raise ConfigError(f"--max-bad must be between 0 and 1, got {self.max_bad}")
+        if not self.data:
+            raise ConfigError("DATA is empty; give a folder, an archive, an .npz, or shapes")
 
 
 def main(args: Sequence[str]) -> int:

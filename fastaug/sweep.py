@@ -10,22 +10,22 @@ from typing import get_origin, get_type_hints
 
 from fastaug import cli
 from fastaug.config import TrainConfig, flag
-from fastaug.console import show_table
 from fastaug.errors import ConfigError
-from fastaug.interrupt import Interrupted, InterruptRequest
-from fastaug.paper.experiments import EXPERIMENTS
-from fastaug.recipes import get_recipe
-from fastaug.sweeps.options import GRID, SweepConfig
-from fastaug.sweeps.outcome import (
+from fastaug.experiments.grids import EXPERIMENTS
+from fastaug.experiments.sweep_options import GRID, SweepConfig
+from fastaug.experiments.sweep_outcome import (
     check_folders,
     fetch_runs,
     selected_of,
     show_outcome,
     show_plan,
 )
-from fastaug.sweeps.plan import Configs, Plan, make_plan
-from fastaug.sweeps.study import open_storage, shown
-from fastaug.sweeps.worker import run_stage
+from fastaug.experiments.sweep_plan import Configs, Plan, make_plan
+from fastaug.experiments.sweep_study import open_storage, shown
+from fastaug.experiments.sweep_worker import run_stage
+from fastaug.recipes import get_recipe
+from fastaug.runs.console import show_table
+from fastaug.runtime.signals import Interrupted, InterruptRequest
 
 PROG = "python -m fastaug.sweep"
 _NOT_HERE = {

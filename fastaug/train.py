@@ -9,17 +9,17 @@ from dataclasses import replace
 from pathlib import Path
 
 from fastaug import cli
-from fastaug.checkpoint import load_checkpoint
 from fastaug.config import TrainConfig
-from fastaug.console import show_table
-from fastaug.distributed import Group
+from fastaug.engine.trainer import Trainer
 from fastaug.errors import ConfigError
-from fastaug.interrupt import Interrupted
-from fastaug.launch import is_restarted, joined, launch_name, launch_stamp, machines
 from fastaug.recipes import RECIPES, first_line, get_recipe
-from fastaug.run_folder import check_unused
-from fastaug.saver import find_checkpoint, newest_checkpoint, run_of
-from fastaug.trainer import Trainer
+from fastaug.runs.checkpoint import load_checkpoint
+from fastaug.runs.checkpoint_writer import find_checkpoint, newest_checkpoint, run_of
+from fastaug.runs.console import show_table
+from fastaug.runs.folder import check_unused
+from fastaug.runtime.distributed import Group
+from fastaug.runtime.signals import Interrupted
+from fastaug.runtime.torchrun import is_restarted, joined, launch_name, launch_stamp, machines
 
 
 def main(args: Sequence[str]) -> int:

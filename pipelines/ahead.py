@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import TypeVar
 
 from fastaug.errors import DataError
-from fastaug.ranges import named
+from fastaug.runtime.trace import named
 
 Item = TypeVar("Item")
 Started = TypeVar("Started")

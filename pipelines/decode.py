@@ -8,7 +8,7 @@ from nvidia.dali import fn, pipeline_def, types
 from nvidia.dali.data_node import DataNode
 
 from fastaug.config import TrainConfig
-from fastaug.data.plan import PAD
+from fastaug.views.plan import PAD
 
 
 @pipeline_def

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 
 from fastaug.config import TrainConfig
-from fastaug.data.images import ImageSet, decode
-from fastaug.data.plan import PAD, ViewPlans
-from fastaug.data.reading import TryAgain, attempt, check_size, read_patiently
-from fastaug.data.schedule import BatchKey
+from fastaug.data.image_set import ImageSet, decode
+from fastaug.data.retry import TryAgain, attempt, check_size, read_patiently
+from fastaug.data.sampler import BatchKey
 from fastaug.errors import DataError, first_line
 from fastaug.pipelines.ahead import ahead
 from fastaug.pipelines.decode import decode_pipeline
+from fastaug.views.plan import PAD, ViewPlans
 
 READERS = 8
 """Threads that read files: they wait for the storage, not for a core."""

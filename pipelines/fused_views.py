@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from fastaug.config import TrainConfig
-from fastaug.data.cores import worker_count
-from fastaug.data.images import ImageSet
+from fastaug.data.image_set import ImageSet
 from fastaug.pipelines.decoder import Planned
+from fastaug.runtime.cores import worker_count
 from fastaug.views.engine import StartedViews, ViewEngine
-from fastaug.views.form import form_of
-from fastaug.views.records import Pictures
+from fastaug.views.packed_plan import Pictures
+from fastaug.views.render_spec import form_of
 
 
 class FusedViews:

@@ -13,17 +13,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from fastaug.batch import ViewBatch
 from fastaug.config import TrainConfig
-from fastaug.data.cores import worker_count
-from fastaug.data.images import ImageSet
-from fastaug.data.plan import draw_plans
-from fastaug.data.schedule import BatchKey, Schedule
+from fastaug.data.image_set import ImageSet
+from fastaug.data.sampler import BatchKey, Schedule
 from fastaug.pipelines.ahead import ahead
 from fastaug.pipelines.decoder import Decoder, Planned
 from fastaug.pipelines.fused_views import FusedViews
 from fastaug.pipelines.operator_views import OperatorViews
-from fastaug.views import choose_engine
+from fastaug.runtime.cores import worker_count
+from fastaug.views.batch import ViewBatch
+from fastaug.views.engine import choose_engine
+from fastaug.views.plan import draw_plans
 
 VIEWS_PER_DRAW = 8192
 """Plans that are drawn at once: of a few views, calls to numpy take longer than the numbers."""

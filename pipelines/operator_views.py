@@ -9,14 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastaug.batch import VIEW_DTYPES
 from fastaug.config import TrainConfig
-from fastaug.data.images import ImageSet
-from fastaug.data.plan import PAD, ViewPlans, draw_plans
-from fastaug.data.stream import TRAIN_VIEWS
+from fastaug.data.image_set import ImageSet
 from fastaug.pipelines.decoder import Planned
 from fastaug.pipelines.views import plan_inputs, view_pipeline
-from fastaug.ranges import named
+from fastaug.runtime.trace import named
+from fastaug.views.batch import VIEW_DTYPES
+from fastaug.views.philox import TRAIN_VIEWS
+from fastaug.views.plan import PAD, ViewPlans, draw_plans
 
 
 class OperatorViews:

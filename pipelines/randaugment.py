@@ -1,6 +1,6 @@
 """RandAugment as a DALI graph: each layer applies to every view the operation that its plan says.
 
-The choice is made in the plan (fastaug/data/randaugment.py), not here, so the graph has nothing
+The choice is made in the plan (fastaug/views/randaugment.py), not here, so the graph has nothing
 random in it. NFNet's 16 operations fall into twelve families that share DALI operators: equal to
 Pillow where DALI's own are a level or half a pixel off, and faster (CONTRIBUTING.md has figures).
 """
@@ -14,8 +14,8 @@ from nvidia.dali.auto_aug.rand_augment import get_rand_augment_suite
 from nvidia.dali.data_node import DataNode
 
 from fastaug.config import TrainConfig
-from fastaug.data.plan import ViewPlans
-from fastaug.data.randaugment import DALI_NAMES, MOVES, NAMES, REFERENCE_SIZE, affine
+from fastaug.views.plan import ViewPlans
+from fastaug.views.randaugment import DALI_NAMES, MOVES, NAMES, REFERENCE_SIZE, affine
 
 FILL = 128
 _FACTORS = ("color", "contrast", "brightness", "sharpness")

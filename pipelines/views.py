@@ -11,9 +11,9 @@ from nvidia.dali import fn, math, pipeline_def, types
 from nvidia.dali.data_node import DataNode
 
 from fastaug.config import TrainConfig
-from fastaug.data.plan import PAD, ViewPlans
-from fastaug.data.views import LEVEL_TIE, NORMALISATION
 from fastaug.pipelines.randaugment import encode, randaugment
+from fastaug.views.plan import PAD, ViewPlans
+from fastaug.views.reference import LEVEL_TIE, NORMALISATION
 
 # DALI has no operator that makes bf16: the loader does.
 _DTYPES = {"fp32": types.FLOAT, "fp16": types.FLOAT16, "bf16": types.FLOAT}

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fastaug import cli, train
-from fastaug.learner import Learner
+from fastaug.engine.learner import Learner
 
 
 def drive(journal: str, flags: Sequence[str]) -> int:

@@ -19,8 +19,8 @@ import torch
 from PIL import Image
 
 from fastaug.config import TrainConfig
-from fastaug.data import reading
-from fastaug.device import avoid_broken_cpu_arithmetic
+from fastaug.data import retry as reading
+from fastaug.runtime.device import avoid_broken_cpu_arithmetic
 
 CLASSES = ("blue", "green", "red")
 torch.set_num_threads(1)

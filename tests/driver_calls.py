@@ -24,14 +24,14 @@ from emulated_gpu import show_images, shown
 from emulator import emulator
 from literal import literal_terms
 
-from fastaug.data.plan import ViewPlans
 from fastaug.errors import KernelUnavailable
 from fastaug.kernels.cuda import CudaKernel, launch_plan
 from fastaug.views.cuda import CudaViews
-from fastaug.views.form import ViewForm
 from fastaug.views.launch import Form, Places
 from fastaug.views.native import NativeViews
-from fastaug.views.records import LAYER, VIEW, Pictures, pictures_of
+from fastaug.views.packed_plan import LAYER, VIEW, Pictures, pictures_of
+from fastaug.views.plan import ViewPlans
+from fastaug.views.render_spec import ViewForm
 
 SHARED_LIMIT, PROCESSORS, STREAM, SIDE, CONTEXT = 101376, 2, 0xABC0, 0xDEF0, 0x1000
 INVALID_CONTEXT, NO_BINARY = 201, 209

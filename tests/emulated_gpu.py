@@ -19,13 +19,13 @@ import torch
 from emulator import emulator
 from torch import Tensor
 
-from fastaug.data.plan import ViewPlans
 from fastaug.kernels.cuda import CudaKernel
-from fastaug.kernels.cuda_driver import Argument, Device
-from fastaug.kernels.nvrtc import Program, compile_kernels
+from fastaug.toolchain.cuda_driver import Argument, Device
+from fastaug.toolchain.nvrtc import Program, compile_kernels
 from fastaug.views.cuda import DTYPES, VIEWS, CudaViews
-from fastaug.views.form import ViewForm
-from fastaug.views.records import Pictures
+from fastaug.views.packed_plan import Pictures
+from fastaug.views.plan import ViewPlans
+from fastaug.views.render_spec import ViewForm
 
 ARCHITECTURES = ("compute_80", "compute_90", "compute_100", "compute_120")
 SHARED_LIMIT = 232448

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from mutants import encode, photo
 
-from fastaug.data.images import ImageSet, Spans
+from fastaug.data.image_set import ImageSet, Spans
 
 RNG = np.random.default_rng(0)
 RGB = photo(RNG)

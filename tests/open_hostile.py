@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from fastaug.data.manifest import survey
+from fastaug.data.scan import survey
 from fastaug.data.sources import open_split
 
 SECONDS = 60

@@ -46,7 +46,7 @@ def _rank(
 ) -> None:
     import torch
 
-    from fastaug.launch import joined
+    from fastaug.runtime.torchrun import joined
 
     torch.set_num_threads(1)
     os.chdir(folder)
@@ -62,8 +62,8 @@ def _rank(
 
 def train(group: Any, config: Any, checkpoint: Path | None = None) -> int:
     """A whole run on one of its ranks; returns its exit code."""
-    from fastaug.interrupt import Interrupted
-    from fastaug.trainer import Trainer
+    from fastaug.engine.trainer import Trainer
+    from fastaug.runtime.signals import Interrupted
 
     try:
         Trainer(config, checkpoint, group).fit()
@@ -74,7 +74,7 @@ def train(group: Any, config: Any, checkpoint: Path | None = None) -> int:
 
 def train_until_signalled(group: Any, config: Any, signum: int) -> int:
     """A run whose second rank sends itself a signal in its third part of a step."""
-    from fastaug.learner import Learner
+    from fastaug.engine.learner import Learner
 
     if group.rank == 1:
         backward, calls = Learner.backward, []

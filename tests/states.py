@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from fastaug.checkpoint import load_checkpoint
 from fastaug.config import TrainConfig
+from fastaug.runs.checkpoint import load_checkpoint
 
 SIZE = 10_000
 

@@ -266,7 +266,7 @@ def test_a_wrong_gradient_is_no_contender() -> None:
 
 
 def test_without_a_compiler_a_row_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fastaug.device.cpp_compiler", lambda: None)
+    monkeypatch.setattr("fastaug.runtime.device.cpp_compiler", lambda: None)
     _, rows = run(tmp_path, "--views", "2", "--kernels", "compiled")
     (row,) = (row for row in rows if row["contender"] == "compiled")
     assert row["status"].startswith("unavailable: torch.compile needs a C++ compiler")

@@ -14,7 +14,7 @@ from chaos import Chaos, Options, Tally
 from chaos_check import account, compare, whole_epochs
 
 from fastaug.config import TrainConfig
-from fastaug.trainer import Trainer
+from fastaug.engine.trainer import Trainer
 
 FAULTS = ("kill", "image-gone", "cut", "terminate", "fill", "halves", "interrupt", "read-only")
 

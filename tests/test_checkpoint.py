@@ -17,10 +17,10 @@ import pytest
 import torch
 
 import fastaug
-from fastaug import checkpoint
-from fastaug.checkpoint import load_checkpoint, write_checkpoint, write_whole
 from fastaug.config import TrainConfig
 from fastaug.errors import CheckpointError, ConfigError, DamagedCheckpoint
+from fastaug.runs import checkpoint
+from fastaug.runs.checkpoint import load_checkpoint, write_checkpoint, write_whole
 
 STATE = {"config": {"views": 4}, "model": {"w": torch.arange(1000.0)}, "step": 7}
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

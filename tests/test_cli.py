@@ -15,8 +15,11 @@ import pytest
 import fastaug
 from fastaug import __main__, cli, doctor, evaluate, preview, scan, train
 from fastaug.config import TrainConfig
+from fastaug.doctor import DoctorConfig
 from fastaug.errors import CheckpointError
-from fastaug.options import DoctorConfig, EvaluateConfig, PreviewConfig, ScanConfig
+from fastaug.evaluate import EvaluateConfig
+from fastaug.preview import PreviewConfig
+from fastaug.scan import ScanConfig
 
 # Scripts rely on these, and on --dali.
 FIXED_FLAGS = {

@@ -7,7 +7,7 @@ import pytest
 
 from fastaug.config import TrainConfig
 from fastaug.errors import ConfigError
-from fastaug.options import EvaluateConfig
+from fastaug.evaluate import EvaluateConfig
 from fastaug.recipes import RECIPES, get_recipe
 
 

@@ -21,8 +21,8 @@ import torch
 from emulator import needs_emulator
 
 from fastaug.errors import KernelUnavailable
-from fastaug.kernels import cuda_driver, nvrtc
 from fastaug.kernels.cuda import OBJECTIVE, RESERVED, CudaKernel, launch_plan, shared_bytes
+from fastaug.toolchain import cuda_driver, nvrtc
 
 pytest.importorskip("cuda.bindings")
 

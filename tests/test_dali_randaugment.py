@@ -11,9 +11,9 @@ from nvidia.dali.pipeline import Pipeline
 from test_randaugment import CASES, oracle, picture
 
 from fastaug.config import TrainConfig
-from fastaug.data.plan import ViewPlans
-from fastaug.data.randaugment import DALI_NAMES, NAMES, Operation, apply_operations
 from fastaug.pipelines.randaugment import encode, randaugment
+from fastaug.views.plan import ViewPlans
+from fastaug.views.randaugment import DALI_NAMES, NAMES, Operation, apply_operations
 
 SIDE = 64
 CPU = {"num_threads": 1, "device_id": None, "prefetch_queue_depth": 1}

@@ -23,13 +23,14 @@ from shard_writers import WRITERS
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 import fastaug
-from fastaug.batch import ViewBatch
 from fastaug.config import TrainConfig
-from fastaug.data import reading, torch_loader
-from fastaug.data.images import ImageSet
+from fastaug.data import retry as reading
+from fastaug.data import torch_loader
+from fastaug.data.image_set import ImageSet
 from fastaug.data.sources import open_split
+from fastaug.engine.loaders import build_evaluation_loader, survey_images
 from fastaug.errors import DataError
-from fastaug.loaders import build_evaluation_loader, survey_images
+from fastaug.views.batch import ViewBatch
 
 Tiny = Callable[..., TrainConfig]
 Said = pytest.LogCaptureFixture

@@ -10,7 +10,7 @@ import pytest
 
 FAULTS = """
 import resource, torch
-from fastaug.device import keep_freed_memory
+from fastaug.runtime.device import keep_freed_memory
 keep_freed_memory(torch.device({device!r}))
 faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 counts = []

@@ -14,13 +14,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fastaug.checkpoint import load_checkpoint
 from fastaug.config import TrainConfig
-from fastaug.distributed import Agreement, Group, lost_rank
+from fastaug.engine.learner import Learner
+from fastaug.engine.trainer import Trainer
 from fastaug.errors import ConfigError, DataError
-from fastaug.learner import Learner
 from fastaug.models import synchronise_batch_norm
-from fastaug.trainer import Trainer
+from fastaug.runs.checkpoint import load_checkpoint
+from fastaug.runtime.distributed import Agreement, Group, lost_rank
 from tests.ranks import run_ranks, train, train_until_signalled
 
 Tiny = Callable[..., TrainConfig]

@@ -15,10 +15,11 @@ import pytest
 import torch
 
 import fastaug
-from fastaug import cli, doctor, installed, machine
+from fastaug import cli, doctor
+from fastaug.diagnostics import installed, machine
+from fastaug.diagnostics.machine import Fact
 from fastaug.kernels import native, registry
 from fastaug.kernels.reference import ReferenceKernel
-from fastaug.machine import Fact
 
 CPU = torch.device("cpu")
 

@@ -15,15 +15,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from fastaug.checkpoint import load_checkpoint
 from fastaug.config import TrainConfig
+from fastaug.runs.checkpoint import load_checkpoint
 
 Tiny = Callable[..., TrainConfig]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
 # One rank, as `python -m fastaug.train`, that writes down what it trains on.
 RECORDED = """
 import json, os, sys, time
-from fastaug import cli, learner, train
+from fastaug import cli, train
+from fastaug.engine import learner
 
 backward, start_step = learner.Learner.backward, learner.Learner.start_step
 record = os.open(os.environ["RECORD"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)

@@ -16,13 +16,13 @@ from torch import nn
 
 from fastaug import cli, evaluate, train
 from fastaug.config import TrainConfig
-from fastaug.data.images import ImageSet
-from fastaug.data.manifest import survey
-from fastaug.data.plan import draw_plans
+from fastaug.data.image_set import ImageSet
+from fastaug.data.scan import survey
 from fastaug.data.sources import open_split
-from fastaug.data.stream import TEST_VIEWS
-from fastaug.data.views import reference_views
-from fastaug.evaluation import Evaluation
+from fastaug.engine.evaluation import Evaluation
+from fastaug.views.philox import TEST_VIEWS
+from fastaug.views.plan import draw_plans
+from fastaug.views.reference import reference_views
 
 Tiny = Callable[..., TrainConfig]
 CPU = torch.device("cpu")

@@ -20,12 +20,18 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import fastaug
-from fastaug import __main__, checkpoint, cli, export, exporting
+from fastaug import __main__, cli, export
 from fastaug.config import TrainConfig
-from fastaug.folding import fold_constants
+from fastaug.export import ExportConfig
+from fastaug.exporters import formats as exporting
+from fastaug.exporters.folding import fold_constants
 from fastaug.models import build_model
-from fastaug.options import ExportConfig
-from fastaug.weights import model_from_safetensors, safetensors_metadata, weights_as_safetensors
+from fastaug.runs import checkpoint
+from fastaug.runs.weights import (
+    model_from_safetensors,
+    safetensors_metadata,
+    weights_as_safetensors,
+)
 
 Tiny = Callable[..., TrainConfig]
 Save = Callable[..., tuple[Path, nn.Module]]
@@ -86,7 +92,7 @@ def program_logits(path: Path, images: Tensor) -> Tensor:
 
 
 def safetensors_logits(path: Path, images: Tensor) -> Tensor:
-    """By hand, from what the file says, without fastaug.weights."""
+    """By hand, from what the file says, without fastaug.runs.weights."""
     with safe_open(path, framework="pt") as file:
         metadata = file.metadata()
     model = build_model(

@@ -21,12 +21,12 @@ from test_layering import imports
 
 from fastaug import cli, figures
 from fastaug.config import TrainConfig
-from fastaug.paper.figure_style import render
-from fastaug.paper.gallery import FIGURES, Drawn, gallery
-from fastaug.paper.lookup import kl_weight_of
-from fastaug.paper.results import find_results
-from fastaug.paper.selection import select_families
-from fastaug.paper.tables import TABLES
+from fastaug.experiments.figure_style import render
+from fastaug.experiments.gallery import FIGURES, Drawn, gallery
+from fastaug.experiments.lookup import kl_weight_of
+from fastaug.experiments.results import find_results
+from fastaug.experiments.selection import select_families
+from fastaug.experiments.tables import TABLES
 
 BASE = TrainConfig(
     recipe="cifar100-wrn-16-4", model="wrn-16-4", data="/data/cifar", views=1, batch_size=64, tta=4

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from fastaug import train
-from fastaug.checkpoint import write_checkpoint
 from fastaug.errors import CheckpointError, ConfigError
-from fastaug.saver import CheckpointSaver, find_checkpoint, newest_checkpoint
+from fastaug.runs.checkpoint import write_checkpoint
+from fastaug.runs.checkpoint_writer import CheckpointSaver, find_checkpoint, newest_checkpoint
 from tests.states import state_of, step_in
 
 

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from fastaug import folder_lock
 from fastaug.config import TrainConfig
 from fastaug.errors import ConfigError
-from fastaug.folder_lock import FolderLock, wait_until_free
-from fastaug.run_folder import RunFolder
-from fastaug.saver import CheckpointSaver, newest_checkpoint
+from fastaug.runs import lock as folder_lock
+from fastaug.runs.checkpoint_writer import CheckpointSaver, newest_checkpoint
+from fastaug.runs.folder import RunFolder
+from fastaug.runs.lock import FolderLock, wait_until_free
 from tests.states import state_of, step_in
 
 Tiny = Callable[..., TrainConfig]

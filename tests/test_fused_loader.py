@@ -22,17 +22,17 @@ from mutants import encode
 from PIL import Image
 
 import fastaug
-from fastaug.batch import ViewBatch
 from fastaug.config import TrainConfig
-from fastaug.data import reading
-from fastaug.data.schedule import BatchKey
+from fastaug.data import retry as reading
+from fastaug.data.sampler import BatchKey
 from fastaug.data.sources import open_split
-from fastaug.data.views import NORMALISATION
+from fastaug.engine.loaders import build_evaluation_loader
 from fastaug.errors import DataError, KernelUnavailable
 from fastaug.kernels.admission import KernelReport
-from fastaug.loaders import build_evaluation_loader
 from fastaug.pipelines import loader as dali_loader
 from fastaug.views import admission, engine, native
+from fastaug.views.batch import ViewBatch
+from fastaug.views.reference import NORMALISATION
 
 Tiny = Callable[..., TrainConfig]
 FUSED = {"loader": "dali", "views_engine": "fused"}

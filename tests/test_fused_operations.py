@@ -9,7 +9,7 @@ from PIL import Image, ImageEnhance, ImageOps
 from view_oracle import Layers, cut, noise, operate, operation, photograph, pictures, plans_of
 
 import fastaug
-from fastaug.data.randaugment import NAMES
+from fastaug.views.randaugment import NAMES
 
 SIZES = (8, 9, 24, 31, 32, 33, 64)
 STRENGTHS = (0.0, 0.5, 0.7, 1.0)

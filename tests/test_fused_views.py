@@ -30,8 +30,8 @@ from view_oracle import (
 
 import fastaug
 from fastaug.config import TrainConfig
-from fastaug.data.plan import ViewPlans, draw_plans
-from fastaug.data.stream import TRAIN_VIEWS
+from fastaug.views.philox import TRAIN_VIEWS
+from fastaug.views.plan import ViewPlans, draw_plans
 
 MODES = [(name, antialias) for name in INTERPOLATIONS for antialias in (False, True)]
 LEVELS = 3e-4

@@ -126,8 +126,8 @@ def test_dali_decodes_what_a_full_look_lets_through(
 
 def survey_files(folder: Path) -> dict[str, Any]:
     """In the child: both looks at the files of a list."""
-    from fastaug.data.images import ImageSet
-    from fastaug.data.manifest import look_over
+    from fastaug.data.image_set import ImageSet
+    from fastaug.data.scan import look_over
 
     files = tuple(Path(file) for file in json.loads((folder / "files.json").read_text()))
     images = ImageSet(str(folder), ("a",), np.zeros(len(files), np.int64), files)

@@ -15,8 +15,8 @@ from torch import Tensor
 import fastaug
 from fastaug.kernels.contract import Kernel
 from fastaug.kernels.cuda import CudaKernel, launch_plan
-from fastaug.kernels.cuda_driver import Device
 from fastaug.kernels.triton import TritonKernel
+from fastaug.toolchain.cuda_driver import Device
 
 pytestmark = pytest.mark.gpu
 

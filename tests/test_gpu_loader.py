@@ -12,7 +12,7 @@ from test_pipelines import check_that_kept_batches_stay
 
 import fastaug
 from fastaug.config import TrainConfig
-from fastaug.trainer import Trainer
+from fastaug.engine.trainer import Trainer
 
 pytestmark = pytest.mark.gpu
 Tiny = Callable[..., TrainConfig]

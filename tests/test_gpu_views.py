@@ -13,11 +13,11 @@ from torch import Tensor
 
 import fastaug
 from fastaug.config import TrainConfig
-from fastaug.data.plan import ViewPlans
 from fastaug.views.admission import compare
 from fastaug.views.cuda import CudaViews
-from fastaug.views.form import BORDERS, INTERPOLATIONS, ViewForm
-from fastaug.views.records import pictures_of
+from fastaug.views.packed_plan import pictures_of
+from fastaug.views.plan import ViewPlans
+from fastaug.views.render_spec import BORDERS, INTERPOLATIONS, ViewForm
 
 pytestmark = pytest.mark.gpu
 Tiny = Callable[..., TrainConfig]

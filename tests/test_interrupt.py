@@ -14,11 +14,12 @@ from typing import Any
 
 import pytest
 
-from fastaug import cli, saver, train
-from fastaug.checkpoint import write_checkpoint
+from fastaug import cli, train
 from fastaug.config import TrainConfig
-from fastaug.interrupt import Interrupted, InterruptRequest
-from fastaug.saver import CheckpointSaver, newest_checkpoint
+from fastaug.runs import checkpoint_writer as saver
+from fastaug.runs.checkpoint import write_checkpoint
+from fastaug.runs.checkpoint_writer import CheckpointSaver, newest_checkpoint
+from fastaug.runtime.signals import Interrupted, InterruptRequest
 
 FORK = multiprocessing.get_context("fork")
 LONG = 60

@@ -20,11 +20,11 @@ from torchvision.transforms.v2.functional import resized_crop
 
 import fastaug
 from fastaug.config import TrainConfig
-from fastaug.data import images as fastaug_images
-from fastaug.data.images import ImageSet
-from fastaug.data.plan import ViewPlans
+from fastaug.data import image_set as fastaug_images
+from fastaug.data.image_set import ImageSet
 from fastaug.data.sources import open_source
 from fastaug.errors import KernelUnavailable
+from fastaug.views.plan import ViewPlans
 
 # The scripts import each other as siblings, as Python lets them when it runs one.
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))

@@ -15,14 +15,15 @@ from PIL import Image
 from shard_writers import WRITERS, every_format
 
 import fastaug
-from fastaug.batch import ViewBatch
 from fastaug.config import TrainConfig
-from fastaug.data import cores, reading
-from fastaug.data.cores import worker_count
+from fastaug.data import retry as reading
 from fastaug.data.sources import open_split
-from fastaug.data.views import denormalise
+from fastaug.engine.loaders import build_evaluation_loader
 from fastaug.errors import CheckpointError, DataError
-from fastaug.loaders import build_evaluation_loader
+from fastaug.runtime import cores
+from fastaug.runtime.cores import worker_count
+from fastaug.views.batch import ViewBatch
+from fastaug.views.reference import denormalise
 
 Tiny = Callable[..., TrainConfig]
 

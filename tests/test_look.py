@@ -18,10 +18,10 @@ from image_sets import JPEG, PNG, RGB, RNG, image_set
 from mutants import chunk, encode, photo, png, whole_images, with_thumbnail
 from PIL import Image
 
-from fastaug.data import look
-from fastaug.data.images import ImageSet
-from fastaug.data.look import Budget
-from fastaug.data.manifest import look_over
+from fastaug.data import scan_image as look
+from fastaug.data.image_set import ImageSet
+from fastaug.data.scan import look_over
+from fastaug.data.scan_image import Budget
 from fastaug.errors import DataError
 
 pytestmark = pytest.mark.usefixtures("own_cache")

@@ -17,9 +17,10 @@ from image_sets import JPEG, PNG, RGB, RNG, image_set, span_set, touch
 from mutants import encode, png, whole_images
 from PIL import Image
 
-from fastaug.data import look, manifest
-from fastaug.data.images import ImageSet, Spans
-from fastaug.data.manifest import look_over, mark_bad, stamp_of, survey
+from fastaug.data import scan as manifest
+from fastaug.data import scan_image as look
+from fastaug.data.image_set import ImageSet, Spans
+from fastaug.data.scan import look_over, mark_bad, stamp_of, survey
 from fastaug.errors import DataError
 
 

@@ -14,9 +14,10 @@ import torch
 from literal import AVERAGES, literal_kl, literal_terms
 from torch import Tensor
 
-from fastaug.device import cpp_compiler
 from fastaug.errors import ConfigError, KernelUnavailable
-from fastaug.kernels import build, cpp, load_kernel, native
+from fastaug.kernels import load_kernel, native
+from fastaug.runtime.device import cpp_compiler
+from fastaug.toolchain import build, cpp
 
 pytestmark = pytest.mark.skipif(cpp_compiler() is None, reason="there is no C++ compiler here")
 SOURCE = build.source_folder() / "objective.cpp"

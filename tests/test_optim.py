@@ -10,8 +10,8 @@ from torch import nn
 
 import fastaug
 from fastaug.config import TrainConfig
+from fastaug.engine.optim import build_optimiser, decay_groups, learning_rate
 from fastaug.errors import ConfigError
-from fastaug.optim import build_optimiser, decay_groups, learning_rate
 from fastaug.recipes import get_recipe
 
 

@@ -64,7 +64,7 @@ def test_it_runs_from_a_wheel_outside_the_tree(wheel: Path, tmp_path: Path) -> N
         "import fastaug, sys, torch\n"
         "assert fastaug.__file__.startswith(sys.argv[1]), fastaug.__file__\n"
         "assert not {'timm', 'PIL', 'nvidia.dali'} & set(sys.modules)\n"
-        "from fastaug.kernels.build import source_folder\n"
+        "from fastaug.toolchain.build import source_folder\n"
         "assert str(source_folder()).startswith(sys.argv[1])\n"
         "print(fastaug.pairwise_kl(torch.zeros(2, 3, 4)).tolist())\n"
         "fastaug.build_model('wrn-10-1', 3), fastaug.build_loader\n"

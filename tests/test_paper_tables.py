@@ -10,10 +10,10 @@ import pytest
 from run_folders import write_run
 
 from fastaug.config import TrainConfig
-from fastaug.paper.published import PUBLISHED, departures, published
-from fastaug.paper.results import find_results
-from fastaug.paper.selection import Selected, select_families
-from fastaug.paper.tables import Table, paper_tables
+from fastaug.experiments.published import PUBLISHED, departures, published
+from fastaug.experiments.results import find_results
+from fastaug.experiments.selection import Selected, select_families
+from fastaug.experiments.tables import Table, paper_tables
 from fastaug.recipes import get_recipe
 
 # Typed from the paper's Tab. 1 and its appendix, apart from the product's: K=1, losses, probs,

@@ -16,17 +16,17 @@ import torch
 from PIL import Image
 
 import fastaug
-from fastaug.batch import ViewBatch
 from fastaug.config import TrainConfig
-from fastaug.data import reading
-from fastaug.data.plan import PAD, ViewPlans, draw_plans
-from fastaug.data.randaugment import NAMES
+from fastaug.data import retry as reading
 from fastaug.data.sources import open_split
-from fastaug.data.views import NORMALISATION, denormalise
+from fastaug.engine.loaders import build_evaluation_loader
 from fastaug.errors import ConfigError
-from fastaug.loaders import build_evaluation_loader
 from fastaug.pipelines.decode import decode_pipeline
 from fastaug.pipelines.views import plan_inputs, view_pipeline
+from fastaug.views.batch import ViewBatch
+from fastaug.views.plan import PAD, ViewPlans, draw_plans
+from fastaug.views.randaugment import NAMES
+from fastaug.views.reference import NORMALISATION, denormalise
 
 Tiny = Callable[..., TrainConfig]
 # What this file is about; the fused engine's views are in test_fused_views.py.

@@ -11,8 +11,8 @@ from nvidia.dali import fn, pipeline_def, types
 from scipy import stats
 
 from fastaug.config import TrainConfig
-from fastaug.data.plan import ViewPlans, draw_plans
-from fastaug.data.stream import TRAIN_VIEWS
+from fastaug.views.philox import TRAIN_VIEWS
+from fastaug.views.plan import ViewPlans, draw_plans
 
 SHAPES = [(375, 500), (64, 64), (40, 200), (300, 90), (13, 17)]
 

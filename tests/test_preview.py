@@ -13,7 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import fastaug
 from fastaug import cli, preview
 from fastaug.config import TrainConfig
-from fastaug.data.views import denormalise
+from fastaug.views.reference import denormalise
 
 Tiny = Callable[..., TrainConfig]
 

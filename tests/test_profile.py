@@ -17,12 +17,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from fastaug import learner, profiler, ranges, train
-from fastaug.checkpoint import load_checkpoint
+from fastaug import train
 from fastaug.config import TrainConfig
-from fastaug.interrupt import Interrupted
-from fastaug.profiler import Profiler, steps_to_record
-from fastaug.trainer import Trainer
+from fastaug.engine import learner
+from fastaug.engine import profiling as profiler
+from fastaug.engine.profiling import Profiler, steps_to_record
+from fastaug.engine.trainer import Trainer
+from fastaug.runs.checkpoint import load_checkpoint
+from fastaug.runtime import trace as ranges
+from fastaug.runtime.signals import Interrupted
 
 Tiny = Callable[..., TrainConfig]
 PART = ["wait for data", "forward", "objective", "backward"]

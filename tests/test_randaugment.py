@@ -11,9 +11,9 @@ from view_oracle import operation as oracle
 from view_oracle import photograph
 
 from fastaug.config import TrainConfig
-from fastaug.data.plan import draw_plans
-from fastaug.data.randaugment import NAMES, Operation, apply_operations
-from fastaug.data.stream import TRAIN_VIEWS
+from fastaug.views.philox import TRAIN_VIEWS
+from fastaug.views.plan import draw_plans
+from fastaug.views.randaugment import NAMES, Operation, apply_operations
 
 # name -> arguments at magnitude 5 on a 224 px view, from the table of the paper's source
 AT_FIVE = {

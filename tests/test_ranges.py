@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fastaug import ranges
+from fastaug.runtime import trace as ranges
 
 
 def test_ranges_on_a_gpu_are_nvtx_s_too(monkeypatch: pytest.MonkeyPatch) -> None:

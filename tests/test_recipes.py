@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from fastaug.config import TrainConfig
+from fastaug.engine.trainer import Trainer
 from fastaug.errors import ConfigError
-from fastaug.paper.experiments import (
+from fastaug.experiments.grids import (
     EXPERIMENTS,
     Grid,
     expand,
@@ -20,7 +21,6 @@ from fastaug.paper.experiments import (
 )
 from fastaug.recipes import RECIPES, get_recipe
 from fastaug.train import main
-from fastaug.trainer import Trainer
 
 # What all of the paper's runs share.
 SHARED = {"momentum": 0.9, "nesterov": False, "optimiser": "sgd", "ema": 0.0, "average": "losses"}

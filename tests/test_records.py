@@ -25,7 +25,7 @@ from shard_writers import (
     write_tfrecord,
 )
 
-from fastaug.data.records import find_shards
+from fastaug.data.readers.shards import find_shards
 from fastaug.data.sources import open_source, open_split
 from fastaug.errors import DataError
 

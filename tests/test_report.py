@@ -19,9 +19,9 @@ from run_folders import write_run
 
 from fastaug import cli, report
 from fastaug.config import TrainConfig
-from fastaug.paper.page_curves import MOST_POINTS, plot, read_records, thinned
-from fastaug.paper.page_html import Cell, Column, Markup, element, join, table
-from fastaug.paper.page_values import duration, measure_text, number, spread
+from fastaug.experiments.page_curves import MOST_POINTS, plot, read_records, thinned
+from fastaug.experiments.page_html import Cell, Column, Markup, element, join, table
+from fastaug.experiments.page_values import duration, measure_text, number, spread
 
 BASE = TrainConfig(
     recipe="shapes", model="wrn-10-1", data="/data/shapes", validation=0.1, epochs=4, views=1

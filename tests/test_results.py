@@ -13,9 +13,9 @@ from run_folders import write_run
 from fastaug import report
 from fastaug.config import TrainConfig
 from fastaug.errors import DataError
-from fastaug.paper.claims import Claim, check_claims, difference
-from fastaug.paper.results import Setting, find_results, setting_of
-from fastaug.paper.selection import Selected, select, select_families
+from fastaug.experiments.claims import Claim, check_claims, difference
+from fastaug.experiments.results import Setting, find_results, setting_of
+from fastaug.experiments.selection import Selected, select, select_families
 
 BASE = TrainConfig(data="/data/set", model="wrn-16-4", views=4, batch_size=64)
 
@@ -335,7 +335,7 @@ def test_summaries_are_as_the_trainer_writes_them(
     tiny: Callable[..., TrainConfig], tmp_path: Path
 ) -> None:
     """A real run is found and read: the made-up ones are like it."""
-    from fastaug.trainer import Trainer
+    from fastaug.engine.trainer import Trainer
 
     Trainer(tiny(validation=0.25, out=str(tmp_path / "real"))).fit()
     (family,) = find_results([tmp_path / "real"]).families

@@ -14,10 +14,10 @@ import pytest
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from fastaug import run_folder
 from fastaug.config import TrainConfig
 from fastaug.errors import ConfigError
-from fastaug.run_folder import Events, RunFolder
+from fastaug.runs import folder as run_folder
+from fastaug.runs.folder import Events, RunFolder
 
 Tiny = Callable[..., TrainConfig]
 

@@ -21,10 +21,10 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from fastaug import saver
-from fastaug.checkpoint import load_checkpoint, write_checkpoint
 from fastaug.errors import CheckpointError
-from fastaug.saver import CheckpointSaver, newest_checkpoint
+from fastaug.runs import checkpoint_writer as saver
+from fastaug.runs.checkpoint import load_checkpoint, write_checkpoint
+from fastaug.runs.checkpoint_writer import CheckpointSaver, newest_checkpoint
 from tests.states import SIZE, state_of, step_in
 
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from fastaug.config import TrainConfig
-from fastaug.data.images import ImageSet, Manifest
-from fastaug.data.schedule import DRAWS, Schedule
-from fastaug.data.stream import SUBSTITUTES, permutation, uniforms
+from fastaug.data.image_set import ImageSet, Manifest
+from fastaug.data.sampler import DRAWS, Schedule
 from fastaug.errors import DataError
+from fastaug.views.philox import SUBSTITUTES, permutation, uniforms
 
 
 def image_set(count: int, bad: dict[int, str] | None = None) -> ImageSet:

@@ -34,13 +34,14 @@ from shard_writers import (
     write_tar,
 )
 
-from fastaug import cli, console, evaluate
+from fastaug import cli, evaluate
 from fastaug.config import TrainConfig
-from fastaug.data import npz
-from fastaug.data.plain_pickle import read_plain_pickle
+from fastaug.data.readers import npz
+from fastaug.data.readers.plain_pickle import read_plain_pickle
 from fastaug.data.sources import open_split
 from fastaug.errors import DataError, printable
 from fastaug.models import build_configured_model
+from fastaug.runs import console
 
 ROOT = Path(__file__).parent.parent
 GROWTH = 300 << 20

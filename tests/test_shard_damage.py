@@ -28,7 +28,7 @@ from shard_writers import (
     write_tar,
 )
 
-from fastaug.data import shard_index
+from fastaug.data.readers import shard_index
 from fastaug.data.sources import open_split
 from fastaug.errors import DataError
 

@@ -13,17 +13,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastaug import learner, trainer
-from fastaug.batch import ViewBatch
-from fastaug.checkpoint import load_checkpoint
 from fastaug.config import TrainConfig
 from fastaug.data.sources import open_split
-from fastaug.distributed import Group
+from fastaug.engine import learner, trainer
+from fastaug.engine.learner import Learner
+from fastaug.engine.loaders import build_loader
+from fastaug.engine.trainer import Trainer
 from fastaug.errors import NonFinite
-from fastaug.learner import Learner
-from fastaug.loaders import build_loader
-from fastaug.objectives import ObjectiveTerms
-from fastaug.trainer import Trainer
+from fastaug.kernels.objective import ObjectiveTerms
+from fastaug.runs.checkpoint import load_checkpoint
+from fastaug.runtime.distributed import Group
+from fastaug.views.batch import ViewBatch
 from tests.ranks import run_ranks
 
 Tiny = Callable[..., TrainConfig]

@@ -14,7 +14,7 @@ import pytest
 from conftest import CLASSES, write_folder
 from PIL import Image
 
-from fastaug.data.images import decode
+from fastaug.data.image_set import decode
 from fastaug.data.sources import check_classes, open_source, open_split
 from fastaug.errors import DataError
 

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from fastaug.config import TrainConfig
-from fastaug.data.images import ImageSet, Spans
+from fastaug.data.image_set import ImageSet, Spans
 from fastaug.data.sources import open_split
 from fastaug.data.split import held_out, split_training
+from fastaug.engine.loaders import build_loader
+from fastaug.engine.trainer import Trainer
 from fastaug.errors import ConfigError
-from fastaug.loaders import build_loader
-from fastaug.trainer import Trainer
 
 
 def numbered(labels: list[int]) -> ImageSet:

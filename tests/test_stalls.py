@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from fastaug.checkpoint import load_checkpoint
 from fastaug.config import TrainConfig
-from fastaug.loaders import build_loader
-from fastaug.watchdog import EXIT_CODE
+from fastaug.engine.loaders import build_loader
+from fastaug.runs.checkpoint import load_checkpoint
+from fastaug.runtime.watchdog import EXIT_CODE
 from tests.ranks import start_ranks, train_until_signalled
 
 Tiny = Callable[..., TrainConfig]
@@ -24,7 +24,8 @@ PATIENCE = "5"
 # As python -m fastaug.train, whose training replaces an image by a pipe that nobody feeds.
 WITH_A_PIPE = """
 import os, sys
-from fastaug import cli, learner, train
+from fastaug import cli, train
+from fastaug.engine import learner
 
 update, steps = learner.Learner.update, []
 

@@ -23,12 +23,12 @@ from optuna.trial import TrialState
 from fastaug import sweep
 from fastaug.config import TrainConfig
 from fastaug.errors import ConfigError, FastaugError
+from fastaug.experiments import sweep_worker as worker
+from fastaug.experiments.sweep_options import SweepConfig
+from fastaug.experiments.sweep_study import Stage, open_storage, put_back, shown
+from fastaug.experiments.sweep_training import RunFailed, RunMistaken, train_flags
 from fastaug.recipes import RECIPES, get_recipe
 from fastaug.sweep import configure, split_flags
-from fastaug.sweeps import worker
-from fastaug.sweeps.options import SweepConfig
-from fastaug.sweeps.study import Stage, open_storage, put_back, shown
-from fastaug.sweeps.training import RunFailed, RunMistaken, train_flags
 from fastaug.train import configure as configure_training
 
 TINY = ("--size", "12", "--crop", "pad", "--batch-size", "8", "--workers", "0", "--tta", "2")
@@ -386,7 +386,7 @@ def test_workers_that_start_at_once_find_one_database(tmp_path: Path) -> None:
     """Each makes the tables if they are missing, in the middle of which the others come."""
     script = (
         "import sys, time\n"
-        "from fastaug.sweeps.study import Stage, open_storage\n"
+        "from fastaug.experiments.sweep_study import Stage, open_storage\n"
         "time.sleep(max(0, float(sys.argv[2]) - time.time()))\n"
         "Stage(open_storage(sys.argv[1], 1), 's', ['a'], 1).standing()\n"
     )

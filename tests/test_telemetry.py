@@ -10,15 +10,15 @@ import torch
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from fastaug import learner, trainer
-from fastaug.batch import ViewBatch
 from fastaug.config import TrainConfig
 from fastaug.data.torch_loader import TorchLoader
-from fastaug.distributed import Group
+from fastaug.engine import learner, trainer
+from fastaug.engine.metrics import Meter, Speedometer
+from fastaug.engine.trainer import Trainer
 from fastaug.errors import ConfigError
-from fastaug.run_folder import RunFolder
-from fastaug.telemetry import Meter, Speedometer
-from fastaug.trainer import Trainer
+from fastaug.runs.folder import RunFolder
+from fastaug.runtime.distributed import Group
+from fastaug.views.batch import ViewBatch
 
 Tiny = Callable[..., TrainConfig]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fastaug.device import cpp_compiler
-from fastaug.kernels.build import source_folder
+from fastaug.runtime.device import cpp_compiler
+from fastaug.toolchain.build import source_folder
 
 PROGRAM = Path(__file__).parent / "threaded_block.cpp"
 

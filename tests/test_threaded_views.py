@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from test_threaded_block import run
 
-from fastaug.kernels.build import source_folder
+from fastaug.toolchain.build import source_folder
 
 PROGRAM = Path(__file__).parent / "threaded_views.cpp"
 

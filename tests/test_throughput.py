@@ -11,7 +11,7 @@ import torch
 
 from fastaug import cli
 from fastaug.config import TrainConfig
-from fastaug.data.images import ImageSet
+from fastaug.data.image_set import ImageSet
 from fastaug.errors import ConfigError
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import integrate, optimize
 
-from fastaug.paper import toy
-from fastaug.paper.figures_toy import NOT_INVARIANT, toy_example
+from fastaug.experiments import toy
+from fastaug.experiments.figures_toy import NOT_INVARIANT, toy_example
 
 LEAST = 0.478877  # of both losses; scipy's adaptive quadrature below gives the same digits
 

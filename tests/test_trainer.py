@@ -18,12 +18,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastaug import evaluate, learner
-from fastaug.checkpoint import load_checkpoint
+from fastaug import evaluate
 from fastaug.config import TrainConfig
+from fastaug.engine import learner
+from fastaug.engine.metrics import Meter
+from fastaug.engine.trainer import Trainer
 from fastaug.errors import CheckpointError, ConfigError, DataError
-from fastaug.telemetry import Meter
-from fastaug.trainer import Trainer
+from fastaug.runs.checkpoint import load_checkpoint
 
 Tiny = Callable[..., TrainConfig]
 STEPS = 8  # of tiny(): 36 images, 8 in a step, 2 epochs

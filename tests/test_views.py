@@ -13,11 +13,11 @@ from PIL import Image
 from scipy import stats
 
 from fastaug.config import TrainConfig
-from fastaug.data.plan import ViewPlan, draw_plans
-from fastaug.data.randaugment import Operation
-from fastaug.data.stream import TRAIN_VIEWS, permutation, philox, uniforms, uniforms_at
-from fastaug.data.views import NORMALISATION, denormalise, reference_views, resize
 from fastaug.errors import DataError
+from fastaug.views.philox import TRAIN_VIEWS, permutation, philox, uniforms, uniforms_at
+from fastaug.views.plan import ViewPlan, draw_plans
+from fastaug.views.randaugment import Operation
+from fastaug.views.reference import NORMALISATION, denormalise, reference_views, resize
 
 
 def image_of(height: int, width: int, seed: int = 0) -> np.ndarray:

@@ -12,14 +12,14 @@ from emulated_gpu import ARCHITECTURES, EmulatedViews
 from emulator import emulator, needs_emulator
 from torch import Tensor
 
-from fastaug.data.plan import ViewPlans
-from fastaug.data.randaugment import NAMES, draw_operations
 from fastaug.views import cuda, launch
 from fastaug.views.admission import compare
-from fastaug.views.form import BORDERS, INTERPOLATIONS, ViewForm
 from fastaug.views.launch import needs_of, plan_launch
 from fastaug.views.native import NativeViews
-from fastaug.views.records import encode_layers, encode_views, pictures_of
+from fastaug.views.packed_plan import encode_layers, encode_views, pictures_of
+from fastaug.views.plan import ViewPlans
+from fastaug.views.randaugment import NAMES, draw_operations
+from fastaug.views.render_spec import BORDERS, INTERPOLATIONS, ViewForm
 
 pytestmark = needs_emulator
 

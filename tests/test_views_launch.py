@@ -14,12 +14,11 @@ import pytest
 import torch
 from test_cuda_kernel import DOCUMENT, LIMITS, benchmark
 
-from fastaug.device import cpp_compiler
-from fastaug.kernels import nvrtc
-from fastaug.kernels.build import source_folder
+from fastaug.runtime.device import cpp_compiler
+from fastaug.toolchain import nvrtc
+from fastaug.toolchain.build import source_folder
 from fastaug.views import engine
 from fastaug.views.cuda import VIEWS, CudaViews
-from fastaug.views.form import BORDERS, ViewForm
 from fastaug.views.launch import (
     MOST_SCRATCH,
     REGISTERS,
@@ -31,7 +30,8 @@ from fastaug.views.launch import (
     needs_of,
     plan_launch,
 )
-from fastaug.views.records import LAYER, VIEW
+from fastaug.views.packed_plan import LAYER, VIEW
+from fastaug.views.render_spec import BORDERS, ViewForm
 
 # --- compilation ---
 

@@ -15,9 +15,9 @@ from typing import NoReturn
 
 import pytest
 
-from fastaug import watchdog
 from fastaug.data.torch_loader import _start_worker
-from fastaug.watchdog import Watchdog
+from fastaug.runtime import watchdog
+from fastaug.runtime.watchdog import Watchdog
 
 FORK = multiprocessing.get_context("fork")
 LONG = 60

@@ -23,8 +23,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fastaug.data.plan import ViewPlans
-from fastaug.data.randaugment import NAMES
+from fastaug.views.plan import ViewPlans
+from fastaug.views.randaugment import NAMES
 
 Layers = Sequence[tuple[str, tuple[float, ...]]]
 """Operations of a view, one after another: names and arguments."""

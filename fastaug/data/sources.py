@@ -7,13 +7,13 @@ from typing import Literal
 
 import numpy as np
 
-from fastaug.data.cifar import ARCHIVES, cifar_folder, read_cifar, read_cifar_tar
-from fastaug.data.images import ImageSet
-from fastaug.data.npz import NpzFile, open_npz
-from fastaug.data.records import find_shards, open_records
+from fastaug.data.image_set import ImageSet
+from fastaug.data.readers.cifar import ARCHIVES, cifar_folder, read_cifar, read_cifar_tar
+from fastaug.data.readers.npz import NpzFile, open_npz
+from fastaug.data.readers.shards import find_shards, open_records
+from fastaug.data.readers.webdataset import IMAGE_SUFFIXES
 from fastaug.data.shapes import ensure_shapes
 from fastaug.data.split import held_out
-from fastaug.data.webdataset import IMAGE_SUFFIXES
 from fastaug.errors import DataError
 
 Split = Literal["train", "test"]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fastaug.data.images import ImageSet
+from fastaug.data.image_set import ImageSet
 from fastaug.errors import ConfigError
 
 

@@ -17,16 +17,16 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from fastaug.batch import VIEW_DTYPES, ViewBatch
 from fastaug.config import TrainConfig
-from fastaug.data.cores import worker_count
-from fastaug.data.images import ImageSet
-from fastaug.data.plan import draw_plans
-from fastaug.data.reading import BadImages, Fault, TryAgain, attempt, check_size, read_patiently
-from fastaug.data.schedule import BatchKey, Schedule
-from fastaug.data.views import reference_views
+from fastaug.data.image_set import ImageSet
+from fastaug.data.retry import BadImages, Fault, TryAgain, attempt, check_size, read_patiently
+from fastaug.data.sampler import BatchKey, Schedule
 from fastaug.errors import DataError, first_line
-from fastaug.ranges import named, workers_file, write_to
+from fastaug.runtime.cores import worker_count
+from fastaug.runtime.trace import named, workers_file, write_to
+from fastaug.views.batch import VIEW_DTYPES, ViewBatch
+from fastaug.views.plan import draw_plans
+from fastaug.views.reference import reference_views
 
 log = logging.getLogger("fastaug")
 

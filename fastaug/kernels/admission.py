@@ -19,12 +19,12 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
-from fastaug.cache import cache_dir
 from fastaug.errors import DataError
-from fastaug.kernels.build import digest
 from fastaug.kernels.contract import Average, Kernel, takes_mean
 from fastaug.kernels.reference import ReferenceKernel
-from fastaug.whole_file import whole_file
+from fastaug.runtime.atomic import whole_file
+from fastaug.runtime.cache import cache_dir
+from fastaug.toolchain.build import digest
 
 # Of values: relative, and in nats. Of gradients: relative to the largest of the image, which for
 # half precision is the rounding of the gradient itself.

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from fastaug.errors import KernelUnavailable
-from fastaug.kernels import cuda_driver, nvrtc
 from fastaug.kernels.contract import Average
-from fastaug.kernels.cuda_driver import Argument, Device
+from fastaug.toolchain import cuda_driver, nvrtc
+from fastaug.toolchain.cuda_driver import Argument, Device
 
 AVERAGES = ("losses", "probs", "logits", "none")
 DTYPES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fastaug.kernels.contract import Average, wrong_target
-from fastaug.kernels.cpp import build_library, open_library, why_not
+from fastaug.toolchain.cpp import build_library, open_library, why_not
 
 _CPU = torch.device("cpu")
 _DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fastaug.distributed import Group
 from fastaug.errors import ConfigError
+from fastaug.runtime.distributed import Group
 
 
 class SyncBatchNorm2d(nn.BatchNorm2d):

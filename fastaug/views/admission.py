@@ -14,16 +14,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastaug.batch import VIEW_DTYPES
 from fastaug.config import TrainConfig
-from fastaug.data.plan import ViewPlans
-from fastaug.data.randaugment import NAMES, draw_operations
-from fastaug.data.stream import uniforms
-from fastaug.data.views import reference_views
 from fastaug.errors import DataError
 from fastaug.kernels.admission import KernelReport, device_name, found_before, report_file
-from fastaug.views.form import form_of
-from fastaug.views.records import pictures_of
+from fastaug.views.batch import VIEW_DTYPES
+from fastaug.views.packed_plan import pictures_of
+from fastaug.views.philox import uniforms
+from fastaug.views.plan import ViewPlans
+from fastaug.views.randaugment import NAMES, draw_operations
+from fastaug.views.reference import reference_views
+from fastaug.views.render_spec import form_of
 
 if TYPE_CHECKING:
     from fastaug.views.engine import ViewEngine

@@ -14,14 +14,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastaug.data.plan import ViewPlans
 from fastaug.errors import KernelUnavailable
-from fastaug.kernels import cuda_driver, nvrtc
-from fastaug.kernels.cuda_driver import Device
-from fastaug.views import launch, records
-from fastaug.views.form import ViewForm
+from fastaug.toolchain import cuda_driver, nvrtc
+from fastaug.toolchain.cuda_driver import Device
+from fastaug.views import launch
+from fastaug.views import packed_plan as records
 from fastaug.views.launch import form_structure, needs_of, plan_launch
-from fastaug.views.records import Pictures
+from fastaug.views.packed_plan import Pictures
+from fastaug.views.plan import ViewPlans
+from fastaug.views.render_spec import ViewForm
 
 DTYPES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 VIEWS = nvrtc.Program(

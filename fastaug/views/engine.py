@@ -13,15 +13,15 @@ import torch
 from torch import Tensor
 
 from fastaug.config import TrainConfig
-from fastaug.data.cores import core_count
-from fastaug.data.plan import ViewPlans, draw_plans
-from fastaug.data.stream import TRAIN_VIEWS
 from fastaug.errors import ConfigError, DataError, KernelUnavailable
 from fastaug.kernels.admission import KernelReport
+from fastaug.runtime.cores import core_count
 from fastaug.views.admission import is_admitted
-from fastaug.views.form import Border, Interpolation, Normalisation, ViewForm
 from fastaug.views.native import NativeViews
-from fastaug.views.records import Pictures, check_images, check_plan, pictures_of
+from fastaug.views.packed_plan import Pictures, check_images, check_plan, pictures_of
+from fastaug.views.philox import TRAIN_VIEWS
+from fastaug.views.plan import ViewPlans, draw_plans
+from fastaug.views.render_spec import Border, Interpolation, Normalisation, ViewForm
 
 log = logging.getLogger("fastaug")
 

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fastaug.views.form import BORDERS, ViewForm
-from fastaug.views.records import LAYER, NEEDS_ROOM, VIEW
+from fastaug.views.packed_plan import LAYER, NEEDS_ROOM, VIEW
+from fastaug.views.render_spec import BORDERS, ViewForm
 
 WARP = 32
 MOST_WARPS = 12

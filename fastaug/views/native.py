@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastaug.data.plan import ViewPlans
-from fastaug.kernels.cpp import FLAGS, build_library, open_library, why_not
-from fastaug.views import records
-from fastaug.views.form import BORDERS, ViewForm
-from fastaug.views.records import Pictures
+from fastaug.toolchain.cpp import FLAGS, build_library, open_library, why_not
+from fastaug.views import packed_plan as records
+from fastaug.views.packed_plan import Pictures
+from fastaug.views.plan import ViewPlans
+from fastaug.views.render_spec import BORDERS, ViewForm
 
 _HEADERS = ("values.h", "levels.h", "resample.h", "block.h", "operations.h", "views.h")
 # Sums are rounded one by one, as Pillow rounds them.

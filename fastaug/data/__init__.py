@@ -1,0 +1,1 @@
+"""Images: opening, scanning, splitting, batching."""

@@ -1,0 +1,1 @@
+"""Readers of data formats, one file each."""

@@ -1,0 +1,216 @@
+"""CIFAR-10 and CIFAR-100 in their python format, read as data: no pickle runs."""
+
+from __future__ import annotations
+
+import gzip
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any, cast
+
+import numpy as np
+
+from fastaug.data.image_set import ImageSet
+from fastaug.data.readers.plain_pickle import read_plain_pickle
+from fastaug.errors import DataError, first_line
+
+ARCHIVES = ("cifar-10-python.tar.gz", "cifar-100-python.tar.gz")
+# folder -> files of each split, label key, file and key of the class names
+_LAYOUTS = {
+    "cifar-10-batches-py": (
+        {"train": [f"data_batch_{i}" for i in range(1, 6)], "test": ["test_batch"]},
+        "labels",
+        ("batches.meta", "label_names"),
+    ),
+    "cifar-100-python": (
+        {"train": ["train"], "test": ["test"]},
+        "fine_labels",
+        ("meta", "fine_label_names"),
+    ),
+}
+_MAX_FILE = 2**28  # bytes; CIFAR-100's train file has 155 MB
+_MAX_ARCHIVE = 2**29  # bytes unpacked; both archives have 186 MB
+_MAX_MEMBERS = 1000
+_MAX_HEADERS = 2**22  # bytes of all of them; tarfile reads what one claims into memory
+_STEP = 2**20
+_MAX_CLASSES = 1000
+_GZIP = b"\x1f\x8b"
+
+
+def cifar_folder(path: Path) -> Path | None:
+    """The folder of CIFAR's files, if path is it or holds it."""
+    for name, (_, _, (meta, _)) in _LAYOUTS.items():
+        for folder in (path / name, path):
+            if (folder / meta).is_file():
+                return folder
+    return None
+
+
+def read_cifar(folder: Path, split: str) -> ImageSet:
+    def read(name: str) -> bytes:
+        file = folder / name
+        if not file.is_file():
+            raise DataError(f"{folder}: CIFAR's file {name} is missing")
+        if (size := file.stat().st_size) > _MAX_FILE:
+            raise DataError(f"{file}: too large for a file of CIFAR ({size} bytes)")
+        return file.read_bytes()
+
+    layout = next(name for name, (_, _, (meta, _)) in _LAYOUTS.items() if (folder / meta).is_file())
+    return _assemble(f"{folder} ({split})", layout, split, read)
+
+
+def read_cifar_tar(path: Path, split: str) -> ImageSet:
+    """From the archive, without unpacking it to disk."""
+    wanted = {
+        f"{layout}/{file}"
+        for layout, (splits, _, (meta, _)) in _LAYOUTS.items()
+        for file in (*splits[split], meta)
+    }
+    try:
+        with path.open("rb") as file:
+            is_packed = file.read(2) == _GZIP
+            file.seek(0)
+            unpacked = cast(IO[bytes], gzip.GzipFile(fileobj=file)) if is_packed else file
+            names, contents = _members(path, _Unpacked(path, unpacked), wanted)
+    except DataError:
+        raise
+    except Exception as error:  # hostile headers raise almost anything in tarfile and gzip
+        reason = first_line(error)
+        raise DataError(f"{path}: not a readable tar archive ({reason})") from error
+    layout = next((name for name in _LAYOUTS if any(n.startswith(f"{name}/") for n in names)), None)
+    if layout is None:
+        raise DataError(
+            f"{path}: not CIFAR's layout; expected {' or '.join(_LAYOUTS)} inside, "
+            f"found {', '.join(sorted(names)[:3]) or 'nothing'}"
+        )
+
+    def read(name: str) -> bytes:
+        if f"{layout}/{name}" not in contents:
+            raise DataError(f"{path}: {layout}/{name} is missing from the archive")
+        return contents[f"{layout}/{name}"]
+
+    return _assemble(f"{path} ({split})", layout, split, read)
+
+
+def _members(path: Path, file: _Unpacked, wanted: set[str]) -> tuple[list[str], dict[str, bytes]]:
+    """The names in the archive, and the contents of those that are wanted, in one pass."""
+    names: list[str] = []
+    contents: dict[str, bytes] = {}
+    with tarfile.TarFile(fileobj=file) as archive:  # type: ignore[arg-type]
+        while (member := archive.next()) is not None:
+            archive.members.clear()  # type: ignore[attr-defined]  # or it keeps them all
+            name = member.name.removeprefix("./")
+            names.append(name[:200])
+            if len(names) > _MAX_MEMBERS:
+                raise DataError(f"{path}: more than {_MAX_MEMBERS} members; this is not CIFAR")
+            if name not in wanted:
+                continue
+            # A link could name any file of this machine.
+            if not member.isreg() or member.issparse():
+                raise DataError(f"{path}: {name} is not a plain file in the archive")
+            if name in contents:
+                raise DataError(f"{path}: {name} is in the archive twice")
+            if not 0 <= member.size <= _MAX_FILE:
+                raise DataError(f"{path}: {name} is too large ({member.size} bytes)")
+            file.seek(member.offset_data)
+            contents[name] = file.read_whole(member.size)
+    return names, contents
+
+
+class _Unpacked:
+    """What tarfile sees of an archive: forward only, small headers, and an end to it all."""
+
+    def __init__(self, path: Path, file: IO[bytes]) -> None:
+        self._path, self._file = path, file
+        self._place = self._headers = 0
+
+    def tell(self) -> int:
+        return self._place
+
+    def seek(self, place: int) -> int:
+        if place < self._place:
+            raise DataError(f"{self._path}: a member leads back to byte {place}")
+        while self._place < place and self._next(min(place - self._place, _STEP)):
+            pass
+        return self._place
+
+    def read(self, size: int) -> bytes:
+        self._headers += size
+        if size < 0 or self._headers > _MAX_HEADERS:
+            raise DataError(f"{self._path}: headers of {self._headers} bytes; this is not CIFAR")
+        return self._next(size)
+
+    def read_whole(self, size: int) -> bytes:
+        """The content of a member. It grows as it comes: a size is only a claim."""
+        parts = []
+        while size and (part := self._next(min(size, _STEP))):
+            parts.append(part)
+            size -= len(part)
+        if size:
+            raise EOFError("unexpected end of data")
+        return b"".join(parts)
+
+    def _next(self, size: int) -> bytes:
+        content = self._file.read(size)
+        self._place += len(content)
+        if self._place > _MAX_ARCHIVE:
+            raise DataError(
+                f"{self._path}: more than {_MAX_ARCHIVE:,} bytes unpacked; CIFAR has 186 MB"
+            )
+        return content
+
+
+def _assemble(name: str, layout: str, split: str, read: Callable[[str], bytes]) -> ImageSet:
+    splits, label_key, (meta, names_key) = _LAYOUTS[layout]
+    classes = _names(name, _field(name, _unpickle(name, read(meta)), names_key))
+    images, labels = [], []
+    for file in splits[split]:
+        content = _unpickle(f"{name}: {file}", read(file))
+        pixels = _field(name, content, "data")
+        shape = list(pixels.shape) if isinstance(pixels, np.ndarray) else type(pixels).__name__
+        if not isinstance(pixels, np.ndarray) or pixels.ndim != 2 or pixels.shape[1] != 3072:
+            raise DataError(f"{name}: {file} must hold uint8 [N, 3072], got {shape}")
+        images.append(pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
+        labels.append(_numbers(f"{name}: {file}", _field(name, content, label_key)))
+    array, label_array = np.ascontiguousarray(np.concatenate(images)), np.concatenate(labels)
+    in_range = (label_array >= 0) & (label_array < len(classes))
+    if len(array) != len(label_array) or not in_range.all():
+        raise DataError(f"{name}: {len(array)} images and {len(label_array)} labels do not fit")
+    return ImageSet(name, classes, label_array, array=array)
+
+
+def _field(name: str, content: Any, key: str) -> Any:
+    """A value of a pickled dict, whose keys are bytes as Python 2 wrote them."""
+    values = {_text(k): v for k, v in content.items()} if isinstance(content, dict) else {}
+    if key not in values:
+        raise DataError(f"{name}: no {key!r} in the pickle; is this CIFAR's python format?")
+    return values[key]
+
+
+# Lists in lists, each ten times the one before, would be text or an array without end.
+
+
+def _names(name: str, values: Any) -> tuple[str, ...]:
+    if not isinstance(values, list) or not all(isinstance(v, (str, bytes)) for v in values):
+        raise DataError(f"{name}: the class names must be a list of texts")
+    if len(values) > _MAX_CLASSES:
+        raise DataError(f"{name}: {len(values)} classes; CIFAR has 10 or 100")
+    return tuple(map(_text, values))
+
+
+def _numbers(name: str, values: Any) -> np.ndarray:
+    """[N] int64. A label beyond that is none."""
+    if not isinstance(values, list) or not all(type(v) is int for v in values):
+        raise DataError(f"{name}: the labels must be a list of whole numbers")
+    return np.array([v if 0 <= v < _MAX_CLASSES else -1 for v in values], np.int64)
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else value
+
+
+def _unpickle(name: str, content: bytes) -> Any:
+    try:
+        return read_plain_pickle(content)
+    except DataError as error:
+        raise DataError(f"{name}: not CIFAR's pickle ({error})") from error

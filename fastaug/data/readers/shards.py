@@ -1,0 +1,171 @@
+"""Sharded sets: WebDataset, TFRecord and RecordIO files of a folder, as image sets.
+
+The shards of a split lie in DIR/SPLIT/, or in DIR with the split's name in theirs.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fastaug.data.image_set import ImageSet, Spans
+from fastaug.data.readers.recordio import MAGIC, read_records
+from fastaug.data.readers.shard import Record, Shard
+from fastaug.data.readers.shard_index import ShardIndex, kept_index, make_index
+from fastaug.data.readers.tfrecord import read_examples
+from fastaug.data.readers.webdataset import read_samples
+from fastaug.errors import DataError
+
+log = logging.getLogger("fastaug")
+
+# With several test sets, the first. ImageNet's "test" has no labels.
+_NAMES = {"train": ("train",), "test": ("val", "validation", "test")}
+_WORDS = "|".join(word for words in _NAMES.values() for word in words)
+_MAX_NAMES = 2**26  # bytes of classes.txt
+_THREADS = 8  # indexing waits for the disk, a network's most of all
+
+
+@dataclass(frozen=True)
+class Format:
+    name: str
+    pattern: str
+    """Of the file names, in lower case."""
+    read: Callable[[Shard], Iterator[Record]]
+    glue: bytes = b""
+
+
+FORMATS = (
+    # Compressed tars are recognised, so that they can be refused.
+    Format("WebDataset (.tar)", r"\.(tar|tar\.\w+|tgz|tbz2?|txz)$", read_samples),
+    Format("TFRecord", r"\.(tfrecords?|tfrec)(\.gz)?$|-\d+-of-\d+$", read_examples),
+    Format("RecordIO (.rec)", r"\.rec$", read_records, MAGIC),
+)
+
+
+def find_shards(root: Path, split: str) -> tuple[Path, ...]:
+    """The shards of a split of a folder, by name; none where it has class folders."""
+    try:
+        for name in _NAMES[split]:
+            folder = root / name
+            if folder.is_dir():
+                if any(e.is_dir() and not e.name.startswith(".") for e in folder.iterdir()):
+                    return ()
+                if found := _shards_in(folder):
+                    return found
+            if found := tuple(s for s in _shards_in(root) if _split_name(s) == name):
+                return found
+    except OSError as error:
+        raise DataError(f"{error.filename}: cannot be read ({error.strerror})") from error
+    return ()
+
+
+def _shards_in(folder: Path) -> tuple[Path, ...]:
+    return tuple(sorted(e for e in folder.iterdir() if _format_of(e) and not e.is_dir()))
+
+
+def _format_of(file: Path) -> Format | None:
+    if file.name.startswith("."):
+        return None
+    return next((f for f in FORMATS if re.search(f.pattern, file.name.lower())), None)
+
+
+def _split_name(file: Path) -> str | None:
+    """The first word of the name that names a split; else what it starts with (train000.tar)."""
+    name = file.name.lower()
+    found = re.search(rf"(?<![^-_.])({_WORDS})(?![^-_.])", name) or re.match(rf"({_WORDS})", name)
+    return found[1] if found else None
+
+
+def open_records(root: Path, split: str) -> ImageSet:
+    """A split of a sharded set. The training labels number the classes, for both splits alike."""
+    shards, format = _shards(root, split)
+    indexes = _indexes(root, shards, format)
+    labels = np.concatenate([index.label for index in indexes])
+    numbers = np.unique(labels)
+    if split != "train":
+        training = _indexes(root, *_shards(root, "train"))
+        numbers = np.unique(np.concatenate([index.label for index in training]))
+    name = f"{root} ({split})"
+    places = np.searchsorted(numbers, labels).clip(max=len(numbers) - 1)
+    unknown = np.unique(labels[numbers[places] != labels])
+    if len(unknown):
+        raise DataError(
+            f"{name}: label {unknown[0]} is not one of the {len(numbers)} labels of training "
+            f"({numbers[0]} to {numbers[-1]}), nor are {len(unknown) - 1} others; give both "
+            "splits of one set"
+        )
+    classes = _class_names(root, numbers)
+    return ImageSet(name, classes, places, spans=_spans(shards, indexes, format.glue))
+
+
+def _shards(root: Path, split: str) -> tuple[tuple[Path, ...], Format]:
+    """The shards of a split, and the one format that they have."""
+    shards = find_shards(root, split)
+    if not shards:
+        words = " or ".join(_NAMES[split])
+        raise DataError(
+            f"{root}: no shards of the {split} split; put them into a folder {words}, or that "
+            f"word into their names ({', '.join(f.name for f in FORMATS)})"
+        )
+    formats = {format.name: (format, shard) for shard in shards if (format := _format_of(shard))}
+    if len(formats) > 1:
+        mixed = " and ".join(f"{shard.name} ({name})" for name, (_, shard) in formats.items())
+        raise DataError(
+            f"{shards[0].parent}: shards of one split must have one format, got {mixed}"
+        )
+    return shards, next(format for format, _ in formats.values())
+
+
+def _indexes(root: Path, shards: tuple[Path, ...], format: Format) -> list[ShardIndex]:
+    """The index of each shard; those that no earlier run kept are made."""
+    with ThreadPoolExecutor(_THREADS) as pool:
+        try:
+            indexes = list(pool.map(kept_index, shards))
+            missing = [shard for shard, index in zip(shards, indexes, strict=True) if index is None]
+            if missing:
+                log.info("indexing %s shards of %s", f"{len(missing):,}", root)
+            made = pool.map(lambda shard: make_index(shard, format.read), missing)
+            return [next(made) if index is None else index for index in indexes]
+        except BaseException:  # a bad shard or Ctrl-C: do not go through the rest first
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _class_names(root: Path, numbers: np.ndarray) -> tuple[str, ...]:
+    file = root / "classes.txt"
+    if not file.is_file():
+        return tuple(map(str, numbers))
+    try:
+        if (size := file.stat().st_size) > _MAX_NAMES:
+            raise DataError(f"{file}: {size} bytes are too many for names of classes")
+        names = tuple(line.strip() for line in file.read_text("utf-8").rstrip().split("\n"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{file}: cannot be read as UTF-8 text ({error})") from error
+    if len(names) != len(numbers) or not all(names):
+        raise DataError(
+            f"{file}: one name a line for each of the {len(numbers)} classes of training, got "
+            f"{len(names)} lines, {names.count('')} of them empty; mend or remove it"
+        )
+    return names
+
+
+def _spans(shards: tuple[Path, ...], indexes: list[ShardIndex], glue: bytes) -> Spans:
+    counts = [len(index.label) for index in indexes]
+    further: dict[int, list[tuple[int, int]]] = {}
+    for first, index in zip(np.cumsum([0, *counts[:-1]]).tolist(), indexes, strict=True):
+        for image, offset, size in index.continued.tolist():
+            further.setdefault(first + image, []).append((offset, size))
+    return Spans(
+        shards,
+        np.repeat(np.arange(len(shards), dtype=np.int32), counts),
+        np.concatenate([index.offset for index in indexes]),
+        np.concatenate([index.size for index in indexes]),
+        {image: tuple(parts) for image, parts in further.items()},
+        glue,
+    )

@@ -1,0 +1,152 @@
+"""TFRecord: the images and labels of the tf.train.Examples in a file.
+
+An Example holds Features, a map of names to Features, each a list of values: protobuf messages, one
+in another. Their fields are stepped over by their lengths, so that an image is never read.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from itertools import islice
+
+from fastaug.data.readers.shard import Record, Shard
+
+IMAGE_NAMES = ("image/encoded", "image")
+LABEL_NAMES = ("image/class/label", "label")
+
+Extent = tuple[int, int]
+"""Bytes [start, end) of a shard."""
+
+_NAME, _FEATURE = 1, 2  # fields of an entry of the map
+_BYTES_LIST, _INT64_LIST = 1, 3  # fields of a Feature
+_VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5  # wire types; groups (3, 4) are long obsolete
+_LONGEST_NAME = max(map(len, IMAGE_NAMES + LABEL_NAMES))
+
+
+def read_examples(shard: Shard) -> Iterator[Record]:
+    """Label and place of the image of each Example."""
+    place = 0
+    while place < shard.size:
+        if shard.read(place, min(2, shard.size - place)) == b"\x1f\x8b":
+            raise shard.wrong(place, "compressed records cannot be read at random (unpack it)")
+        header = shard.read(place, 12)
+        length, check = struct.unpack("<QI", header)
+        if check != _masked_crc(header[:8]):
+            raise shard.wrong(place, "not a TFRecord (the check sum of the length is wrong)")
+        start, end = place + 12, place + 12 + length
+        if end + 4 > shard.size:  # the check sum of the content, which would take reading it
+            raise shard.torn(start, length + 4)
+        yield _example(shard, (start, end))
+        place = end + 4
+
+
+def _example(shard: Shard, example: Extent) -> Record:
+    features: dict[str, Extent] = {}
+    for feature_map in _messages(shard, example, 1):
+        for entry in _messages(shard, feature_map, 1):
+            parts = {number: (start, end) for number, _, start, end in _fields(shard, entry)}
+            if {_NAME, _FEATURE} <= parts.keys():
+                _keep(shard, features, parts[_NAME], parts[_FEATURE])
+    start, end = _value(shard, example, features, IMAGE_NAMES, _BYTES_LIST)
+    label, _ = _varint(shard, *_value(shard, example, features, LABEL_NAMES, _INT64_LIST))
+    return label - 2**64 * (label >= 2**63), ((start, end - start),)
+
+
+def _keep(shard: Shard, features: dict[str, Extent], name: Extent, feature: Extent) -> None:
+    """Note a feature if it has one of the names."""
+    start, end = name
+    if end - start > _LONGEST_NAME:
+        return
+    text = shard.read(start, end - start).decode("latin-1")
+    if text in features:
+        raise shard.wrong(start, f"two features {text!r} in an Example, one is allowed")
+    if text in IMAGE_NAMES + LABEL_NAMES:
+        features[text] = feature
+
+
+def _value(
+    shard: Shard, example: Extent, features: dict[str, Extent], names: tuple[str, ...], kind: int
+) -> Extent:
+    """The one value of the first of these features that the Example has."""
+    name = next((name for name in names if name in features), None)
+    if name is None:
+        raise shard.wrong(example[0], f"an Example without {' or '.join(map(repr, names))}")
+    values = list(islice(_values(shard, features[name], kind), 2))
+    if len(values) != 1:
+        takes = {_BYTES_LIST: "bytes", _INT64_LIST: "int64"}[kind]
+        count = "more than one value" if values else "no value"
+        raise shard.wrong(features[name][0], f"{name!r} has {count} of type {takes}, one is needed")
+    return values[0]
+
+
+def _values(shard: Shard, feature: Extent, kind: int) -> Iterator[Extent]:
+    """The values of a Feature of this kind; numbers may be packed (one field) or not."""
+    for values in _messages(shard, feature, kind):
+        for number, wire, start, end in _fields(shard, values):
+            if number == 1 and wire == (_LENGTH if kind == _BYTES_LIST else _VARINT):
+                yield start, end
+            elif number == 1 and wire == _LENGTH:
+                while start < end:
+                    _, after = _varint(shard, start, end)
+                    yield start, after
+                    start = after
+
+
+def _messages(shard: Shard, message: Extent, field: int) -> Iterator[Extent]:
+    """What a message has of a field whose values have a length: messages, strings and bytes."""
+    for number, wire, start, end in _fields(shard, message):
+        if number == field and wire == _LENGTH:
+            yield start, end
+
+
+def _fields(shard: Shard, message: Extent) -> Iterator[tuple[int, int, int, int]]:
+    """Number, wire type, start and end of each field of a message."""
+    place, end = message
+    while place < end:
+        tag, start = _varint(shard, place, end)
+        wire = tag & 7
+        if wire == _LENGTH:
+            length, start = _varint(shard, start, end)
+            after = start + length
+        elif wire == _VARINT:
+            _, after = _varint(shard, start, end)
+        elif wire in (_FIXED64, _FIXED32):
+            after = start + (8 if wire == _FIXED64 else 4)
+        else:
+            raise shard.wrong(place, "not a tf.train.Example (no such wire type)")
+        if after > end:
+            raise shard.wrong(place, "not a tf.train.Example (a field is longer than its message)")
+        if tag < 8:  # or a hole of zeros in a file would be fields without end
+            raise shard.wrong(place, "not a tf.train.Example (a field has number 0)")
+        yield tag >> 3, wire, start, after
+        place = after
+
+
+def _varint(shard: Shard, place: int, end: int) -> tuple[int, int]:
+    """An unsigned number of up to 64 bits in groups of 7, and where it ends."""
+    value = 0
+    for i, byte in enumerate(shard.read(place, min(10, end - place))):
+        value |= (byte & 0x7F) << (7 * i)
+        if byte < 0x80:
+            return value & (2**64 - 1), place + i + 1
+    raise shard.wrong(place, "not a tf.train.Example (a number does not end)")
+
+
+def _crc_table() -> list[int]:
+    table = list(range(256))
+    for _ in range(8):
+        table = [(crc >> 1) ^ (0x82F63B78 if crc & 1 else 0) for crc in table]
+    return table
+
+
+_CRC_TABLE = _crc_table()
+
+
+def _masked_crc(content: bytes) -> int:
+    """TFRecord's check sum: CRC-32C, rotated by 15 bits and shifted by a constant."""
+    crc = 0xFFFFFFFF
+    for byte in content:
+        crc = _CRC_TABLE[(crc ^ byte) & 0xFF] ^ (crc >> 8)
+    crc ^= 0xFFFFFFFF
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF

@@ -1,0 +1,190 @@
+"""The learner: the network and all that a step changes with it, and what a step does."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import math
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel
+
+from fastaug.config import TrainConfig
+from fastaug.engine.optim import build_optimiser
+from fastaug.kernels.objective import ObjectiveTerms, objective
+from fastaug.models import build_configured_model, synchronise_batch_norm
+from fastaug.runtime.device import autocast
+from fastaug.runtime.distributed import Group
+from fastaug.runtime.trace import named
+from fastaug.views.batch import ViewBatch
+
+
+class Learner:
+    """Views in, better weights out. It knows neither data nor epochs.
+
+    After every step all ranks have the same weights and the same state. A step whose loss or
+    gradient is no number changes nothing of it but the scale of fp16. That is decided on the
+    device: a host that asked after every step would leave the device without work meanwhile.
+    """
+
+    def __init__(
+        self, config: TrainConfig, classes: int, device: torch.device, group: Group | None = None
+    ) -> None:
+        self.config = config
+        self.device = device
+        self.group = group or Group()
+        self.model = build_configured_model(config, classes).to(device)
+        if config.batch_norm == "sync":
+            synchronise_batch_norm(self.model, config.model, self.group)
+        self._ranks = _over_ranks(self.model, device) if self.group.ranks > 1 else None
+        network = self._ranks or self.model
+        self.network = torch.compile(network) if config.compile else network
+        self.optimiser = build_optimiser(self.model, config)
+        self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
+        self.ema = AveragedModel(self.model, device, use_buffers=True) if config.ema else None
+        self._buffers = list(self.model.buffers())
+        self._buffers_before: list[Tensor] = []
+
+    @property
+    def evaluated_model(self) -> nn.Module:
+        return self.model if self.ema is None else self.ema.module
+
+    def start_step(self, step: int) -> None:
+        """Before the parts of a step: dropout's numbers follow from (seed, step, rank), so a run
+        that is resumed draws what it would have drawn."""
+        address = f"{self.config.seed} {step} {self.group.rank}".encode()
+        seed = int.from_bytes(hashlib.sha256(address).digest()[:8], "little")
+        # Of this device alone: torch.manual_seed asks every kind of accelerator, 1 ms each time.
+        torch.default_generator.manual_seed(seed)
+        if self.device.type == "cuda":
+            with torch.cuda.device(self.device):
+                torch.cuda.manual_seed(seed)
+        self._buffers_before = [buffer.clone() for buffer in self._buffers]
+
+    def backward(
+        self, batch: ViewBatch, share: float = 1.0, *, last: bool = True
+    ) -> ObjectiveTerms:
+        """Add the gradient of a part of a step, whose share of the step it is.
+
+        last: of the step's parts; only then do the ranks add up their gradients.
+        """
+        config = self.config
+        with nullcontext() if last or self._ranks is None else self._ranks.no_sync():
+            with named("forward"), autocast(self.device, config.precision):
+                logits = self.network(batch.flat)
+            with named("objective"):
+                terms = objective(
+                    logits.float().unflatten(0, batch.views.shape[:2]),
+                    batch.labels,
+                    average=config.average,
+                    kl_weight=config.kl_weight,
+                    label_smoothing=config.label_smoothing,
+                    kernel=config.kernel,
+                )
+            with named("backward"):
+                # A loss that is no number may have a gradient that is. This makes it none, and the
+                # sum over the ranks carries it to all of them.
+                sound = terms.loss.detach().isfinite()
+                self.scaler.scale(terms.loss * torch.where(sound, share, math.nan)).backward()
+        return ObjectiveTerms(terms.loss.detach(), terms.nll, terms.kl)
+
+    def update(self, rate: float) -> Tensor:
+        """Change the weights by the gradient so far, which is then gone.
+
+        Returns whether the step was skipped instead: [] bool on the device.
+        """
+        with named("optimiser"):
+            for group in self.optimiser.param_groups:
+                group["lr"] = rate
+            self.scaler.unscale_(self.optimiser)
+            bad = self._has_bad_gradient()
+            self._step_unless(bad)
+            self.scaler.update()
+            self.optimiser.zero_grad(set_to_none=True)
+            self._mend_buffers(bad)
+            if self.ema is not None:
+                with named("ema"):
+                    self._move_average(self.ema, ~bad)
+        return bad
+
+    def abandon_step(self) -> None:
+        """A step that broke off between start_step and update has never been."""
+        self._restore_buffers(torch.ones((), dtype=torch.bool, device=self.device))
+
+    def _has_bad_gradient(self) -> Tensor:
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        return ~torch.stack(torch._foreach_norm(gradients, math.inf)).isfinite().all()
+
+    def _step_unless(self, bad: Tensor) -> None:
+        if self.scaler.is_enabled():
+            self.scaler.step(self.optimiser)
+        elif getattr(self.optimiser, "_step_supports_amp_scaling", False):
+            # torch's fused optimisers look at this on the device, as they do for a GradScaler.
+            self.optimiser.found_inf = bad.float()  # type: ignore[attr-defined]
+            self.optimiser.step()
+        elif not bad.item():  # apex
+            self.optimiser.step()
+
+    def _mend_buffers(self, bad: Tensor) -> None:
+        """Batch norm's running means: as before a bad step, and the mean of the ranks' own after a
+        good one. They are linear in the batches, so that is what all ranks together have seen."""
+        self._restore_buffers(bad)
+        means = [buffer for buffer in self._buffers if buffer.is_floating_point()]
+        if self.group.ranks > 1 and means:
+            together = self.group.mean_(torch.cat([buffer.flatten() for buffer in means]))
+            for buffer, part in zip(means, together.split([b.numel() for b in means]), strict=True):
+                buffer.copy_(part.view_as(buffer))
+
+    def _restore_buffers(self, bad: Tensor) -> None:
+        if self._buffers_before:
+            for buffer, before in zip(self._buffers, self._buffers_before, strict=True):
+                buffer.copy_(torch.where(bad, before, buffer))
+            self._buffers_before = []
+
+    @torch.no_grad()
+    def _move_average(self, ema: AveragedModel, good: Tensor) -> None:
+        """Towards the weights and buffers after a good step; onto them after the first. torch's own
+        way to do it would have to ask the device."""
+        weight = good * torch.where(ema.n_averaged == 0, 1.0, 1 - self.config.ema)
+        ema.n_averaged += good
+        averages = [*ema.module.parameters(), *ema.module.buffers()]
+        values = [*self.model.parameters(), *self.model.buffers()]
+        pairs = list(zip(averages, values, strict=True))
+        floats = [pair for pair in pairs if pair[0].is_floating_point()]
+        steps = torch._foreach_sub([new for _, new in floats], [old for old, _ in floats])
+        torch._foreach_mul_(steps, weight)
+        torch._foreach_add_([old for old, _ in floats], steps)
+        for old, new in pairs:
+            if not old.is_floating_point():  # batch norm's counts
+                old.copy_(torch.where(good, new, old))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "model": self.model.state_dict(),
+            "ema": None if self.ema is None else self.ema.state_dict(),
+            "optimiser": self.optimiser.state_dict(),
+            "scaler": self.scaler.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """From a state_dict, or from a checkpoint that holds one among others."""
+        self.model.load_state_dict(state["model"])
+        if self.ema is not None:
+            self.ema.load_state_dict(state["ema"])
+        self.optimiser.load_state_dict(state["optimiser"])
+        self.scaler.load_state_dict(state["scaler"])
+
+
+def _over_ranks(model: nn.Module, device: torch.device) -> DistributedDataParallel:
+    """The model with its gradients averaged over the ranks; its buffers are left to the learner."""
+    known = inspect.signature(DistributedDataParallel).parameters
+    # The name that torch has for it since 2.14, and the one before.
+    buffers = next(n for n in ("forward_sync_buffers", "broadcast_buffers") if n in known)
+    settings: dict[str, Any] = {"gradient_as_bucket_view": True, buffers: False}
+    if device.type == "cuda":
+        settings["device_ids"] = [device.index]
+    return DistributedDataParallel(model, **settings)

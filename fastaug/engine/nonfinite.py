@@ -1,0 +1,148 @@
+"""Steps whose loss or gradient is no number: skipped, counted, named; too many end the run.
+
+The learner skips them on the device, without the host's knowledge. Here the host learns of a step
+when the next one is under way, so that it never waits for the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fastaug.errors import NonFinite
+from fastaug.kernels.objective import ObjectiveTerms
+from fastaug.runtime.distributed import Group
+from fastaug.views.batch import ViewBatch
+
+Part = tuple[ViewBatch, ObjectiveTerms]
+
+KEPT_IMAGES = 256
+"""Images of a bad batch that are kept for inspection, over all ranks."""
+
+
+class BadStep(NamedTuple):
+    """What is known of a step that was skipped, over all ranks."""
+
+    step: int
+    """Its number, from 1."""
+    images: list[int]
+    """All of the step."""
+    culprits: list[int]
+    """Those whose own loss is no number; none if it is the gradient alone."""
+
+    def reason(self, where: Callable[[int], str]) -> str:
+        """where: what is known of an image by its number."""
+        if self.culprits:
+            first = where(self.culprits[0])
+            return f"the loss of image {_few(self.culprits)} is no number (the first is {first})"
+        return f"a gradient is no number, of the images {_few(self.images)}"
+
+
+class SkippedSteps:
+    """Told of every step by every rank; each rank comes to the same conclusion."""
+
+    def __init__(
+        self,
+        limit: int,
+        group: Group,
+        *,
+        where: Callable[[int], str],
+        tell: Callable[[BadStep], None],
+        keep: Callable[[dict[str, Any]], str],
+    ) -> None:
+        """where: as BadStep.reason wants it; tell: called for each bad step; keep: writes the first
+        bad batch, returns its file."""
+        self._limit, self._group = limit, group
+        self._where, self._tell, self._keep = where, tell, keep
+        self._count = 0
+        self._in_a_row: list[BadStep] = []
+        self._first: dict[str, Any] = {}
+        """This rank's part of the first bad batch in the row."""
+        self._pending: tuple[int, Tensor, torch.cuda.Event | None, list[Part]] | None = None
+
+    @property
+    def count(self) -> int:
+        """Steps skipped so far, with the last one."""
+        return self._count + (self._pending is not None and self._is_bad())
+
+    @count.setter
+    def count(self, value: int) -> None:
+        self._count = value
+
+    def add(self, step: int, bad: Tensor, parts: list[Part]) -> None:
+        """A step, numbered from 1, whether it was bad, and what it was made of on this rank; the
+        one before has been looked at."""
+        # Copied now and read a step later: by then the device has long been there.
+        event = None
+        if bad.is_cuda:
+            bad = bad.to("cpu", non_blocking=True)
+            event = torch.cuda.Event()
+            event.record()
+        self._pending = step, bad, event, parts
+
+    def look(self) -> None:
+        """At the step that was added last; all ranks together."""
+        if self._pending is None:
+            return
+        is_bad, (step, _, _, parts) = self._is_bad(), self._pending
+        self._pending = None
+        if not is_bad:
+            self._in_a_row.clear()
+            return
+        self._count += 1
+        own = _describe(parts)
+        ranks = self._group.gather({name: own[name].tolist() for name in ("images", "culprits")})
+        known = {name: [i for rank in ranks for i in rank[name]] for name in ranks[0]}
+        found = BadStep(step, **known)
+        if not self._in_a_row:
+            self._first = own
+        self._in_a_row.append(found)
+        self._tell(found)
+        if len(self._in_a_row) >= self._limit:
+            raise self._error()
+
+    def _is_bad(self) -> bool:
+        assert self._pending is not None
+        _, bad, event, _ = self._pending
+        if event is not None:
+            event.synchronize()
+        return bool(bad)
+
+    def _error(self) -> NonFinite:
+        first, count = self._in_a_row[0], len(self._in_a_row)
+        share = -(-KEPT_IMAGES // self._group.ranks)
+        parts = self._group.gather({name: value[:share] for name, value in self._first.items()})
+        kept = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        file = self._keep({"step": first.step, **kept})
+        return NonFinite(
+            f"{count} steps in a row were skipped (--max-bad-steps), from step {first.step:,} on: "
+            f"{first.reason(self._where)}; that batch is in {file}: mend the images and --resume, "
+            "which goes on with the weights before that step, or start anew with a lower --lr (or "
+            "--precision fp32, if it was another)"
+        )
+
+
+def _describe(parts: list[Part]) -> dict[str, Tensor]:
+    """A step's images on this rank, the culprits first."""
+    nll = torch.cat([terms.nll for _, terms in parts]).cpu()
+    kl = torch.cat([terms.kl for _, terms in parts]).cpu()
+    good = nll.isfinite() & kl.isfinite()
+    order = good.to(torch.int8).argsort(stable=True)
+    batches = [batch for batch, _ in parts]
+    images = torch.cat([batch.indices.cpu() for batch in batches])
+    return {
+        "images": images[order],
+        "culprits": images[~good],
+        "views": torch.cat([batch.views.cpu() for batch in batches])[order],
+        "labels": torch.cat([batch.labels.cpu() for batch in batches])[order],
+        "nll": nll[order],
+        "kl": kl[order],
+    }
+
+
+def _few(numbers: list[int]) -> str:
+    more = f" and {len(numbers) - 8} more" if len(numbers) > 8 else ""
+    return ", ".join(map(str, numbers[:8])) + more

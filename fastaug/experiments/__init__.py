@@ -1,0 +1,1 @@
+"""The paper's experiments: grids, sweeps, results, figures, report."""

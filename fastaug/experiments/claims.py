@@ -1,0 +1,258 @@
+"""The paper's central claims, looked for in one family of runs: seen, in part, not seen, not run.
+
+A difference counts if it is more than two standard errors from 0. Runs are compared seed by seed:
+those of one seed start from the same weights and see the same images and views in the same order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import combinations
+from statistics import fmean, stdev
+from typing import Literal
+
+from fastaug.experiments.lookup import AVERAGES, chosen_at, views_of
+from fastaug.experiments.selection import Chosen, Selected
+
+Verdict = Literal["seen", "in part", "not seen", "not run"]
+
+ERRORS = 2.0
+"""Standard errors that a difference must be away from 0."""
+AROUND_ONE = (0.5, 2.0)
+"""Weights of the regulariser that count as around 1."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One claim, with the numbers that speak for or against it."""
+
+    text: str
+    """What the paper says."""
+    verdict: Verdict
+    evidence: tuple[str, ...]
+    """Lines of numbers, with their spread over the seeds; what is missing if it was not run."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Of a measure between two settings, over the seeds that both have."""
+
+    mean: float
+    error: float
+    """Standard error of the mean; 0 with one seed, of which nothing can be said."""
+    low: float
+    high: float
+    seeds: int
+
+    @property
+    def is_clear(self) -> bool:
+        return abs(self.mean) > ERRORS * self.error
+
+    @property
+    def is_gain(self) -> bool:
+        return self.mean > 0 and self.is_clear
+
+    @property
+    def is_loss(self) -> bool:
+        return self.mean < 0 and self.is_clear
+
+    def points(self) -> str:
+        """As percentage points."""
+        return self._shown(100, 1, " points")
+
+    def nats(self) -> str:
+        return self._shown(1, 3, " nats")
+
+    def _shown(self, scale: float, digits: int, unit: str) -> str:
+        mean, error, low, high = (
+            scale * value for value in (self.mean, self.error, self.low, self.high)
+        )
+        if self.seeds == 1:
+            return f"{mean:+.{digits}f}{unit} (one seed)"
+        return (
+            f"{mean:+.{digits}f} ± {error:.{digits}f}{unit} [{low:+.{digits}f}, {high:+.{digits}f}]"
+        )
+
+
+def difference(
+    minuend: Chosen, subtrahend: Chosen, measure: str, other_measure: str = ""
+) -> Difference | None:
+    """minuend - subtrahend by seed; None if they share none that was measured."""
+    left = _by_seed(minuend, measure)
+    right = _by_seed(subtrahend, other_measure or measure)
+    found = [left[seed] - right[seed] for seed in sorted(left.keys() & right.keys())]
+    if not found:
+        return None
+    error = stdev(found) / math.sqrt(len(found)) if len(found) > 1 else 0.0
+    return Difference(fmean(found), error, min(found), max(found), len(found))
+
+
+def check_claims(selected: Selected) -> list[Claim]:
+    """The five claims, in the paper's order."""
+    claims = [
+        _losses_beat_logits(selected),
+        _regulariser_helps(selected),
+        _regularised_are_equal(selected),
+        _weight_is_flat(selected),
+        _views_help_at_test_time(selected),
+    ]
+    one_seed = all(len(chosen.runs) == 1 for chosen in selected.chosen.values())
+    return [_tempered(claim) for claim in claims] if one_seed else claims
+
+
+def _tempered(claim: Claim) -> Claim:
+    """With one seed nothing tells a difference from noise: its sign alone is there to see."""
+    if claim.verdict == "not run":
+        return claim
+    verdict: Verdict = "in part" if claim.verdict == "seen" else claim.verdict
+    line = "one seed: a difference cannot be told from noise"
+    return Claim(claim.text, verdict, (*claim.evidence, line))
+
+
+def _losses_beat_logits(selected: Selected) -> Claim:
+    text = (
+        "Without the regulariser, averaging losses beats averaging logits, and the gap grows with K"
+    )
+    gaps: dict[int, Difference] = {}
+    for views in _multiplicities(selected):
+        losses, logits = (
+            chosen_at(selected, views, average, 0) for average in ("losses", "logits")
+        )
+        if losses and logits and (gap := difference(losses, logits, "top1")):
+            gaps[views] = gap
+    if not gaps:
+        return _not_run(text, "losses and logits at some K above 1, with a KL weight of 0")
+    evidence = [f"K={views}: losses - logits {gap.points()}" for views, gap in gaps.items()]
+    first, last = gaps[min(gaps)], gaps[max(gaps)]
+    if len(gaps) == 1:
+        evidence.append("one K above 1: whether it grows cannot be said")
+    grows = len(gaps) > 1 and last.mean > first.mean
+    return Claim(text, _verdict(last.is_gain, grows), tuple(evidence))
+
+
+def _regulariser_helps(selected: Selected) -> Claim:
+    text = (
+        "The regulariser improves the accuracy of the central crop and lowers the invariance "
+        "measure, for all three objectives"
+    )
+    views = _largest(selected)
+    evidence, found = [], []
+    for average in AVERAGES:
+        plain, regularised = (chosen_at(selected, views, average, weight) for weight in (0, 1))
+        if not (plain and regularised):
+            continue
+        top1 = difference(regularised, plain, "top1")
+        invariance = difference(regularised, plain, "invariance")
+        if top1 and invariance:
+            evidence.append(
+                f"K={views}, average {average}: top-1 {top1.points()}, "
+                f"invariance {invariance.nats()}"
+            )
+            found += [top1.is_gain, invariance.is_loss]
+    if not found:
+        return _not_run(text, "an objective at some K above 1 with KL weights of 0 and 1")
+    missing = _missing(len(evidence))
+    return Claim(text, _verdict(*found, not missing), tuple(evidence + missing))
+
+
+def _regularised_are_equal(selected: Selected) -> Claim:
+    text = "With the regulariser the three objectives are equally accurate, within noise"
+    views = _largest(selected)
+    chosen = {a: c for a in AVERAGES if (c := chosen_at(selected, views, a, 1)) is not None}
+    if len(chosen) < 2:
+        return _not_run(text, "two objectives at some K above 1 with a KL weight of 1")
+    pairs = {
+        f"K={views}: {one} - {other}": gap
+        for one, other in combinations(chosen, 2)
+        if (gap := difference(chosen[one], chosen[other], "top1"))
+    }
+    evidence = [f"{name} {gap.points()}" for name, gap in pairs.items()]
+    regularised = _range(chosen.values())
+    plain = _range(c for a in AVERAGES if (c := chosen_at(selected, views, a, 0)) is not None)
+    evidence.append(
+        f"range of the means: {100 * regularised:.1f} points with the regulariser, "
+        f"{100 * plain:.1f} without"
+    )
+    equal = not any(gap.is_clear and gap.seeds > 1 for gap in pairs.values())
+    verdict: Verdict = "seen" if equal else "in part" if regularised < plain / 2 else "not seen"
+    missing = _missing(len(chosen))
+    verdict = "in part" if missing and verdict == "seen" else verdict
+    return Claim(text, verdict, tuple(evidence + missing))
+
+
+def _weight_is_flat(selected: Selected) -> Claim:
+    low, high = AROUND_ONE
+    text = f"The KL weight is flat around 1 (here: {low:g} to {high:g}), and 0 is worse"
+    views = _largest(selected)
+    weights = {
+        setting.kl_weight: chosen
+        for setting, chosen in selected.chosen.items()
+        if setting.augmented and setting.views == views and setting.average == "losses"
+    }
+    near = [weight for weight in sorted(weights) if low <= weight <= high and weight != 1]
+    if not {0.0, 1.0} <= weights.keys() or not near:
+        return _not_run(text, "average losses with KL weights of 0, 1 and others between 0.5 and 2")
+    gaps = {weight: difference(chosen, weights[1.0], "top1") for weight, chosen in weights.items()}
+    evidence = tuple(
+        f"K={views}: weight {weight:g} - weight 1 {gap.points()}"
+        for weight, gap in sorted(gaps.items())
+        if gap and weight != 1
+    )
+    at_zero = gaps[0.0]
+    flat = [gap is not None and not gap.is_clear for weight, gap in gaps.items() if weight in near]
+    return Claim(text, _verdict(all(flat), at_zero is not None and at_zero.is_loss), evidence)
+
+
+def _views_help_at_test_time(selected: Selected) -> Claim:
+    text = "Test-time augmentation improves on the central crop"
+    gains = {
+        setting: gain
+        for setting, chosen in selected.chosen.items()
+        if (gain := difference(chosen, chosen, "tta_top1", "top1"))
+    }
+    if not gains:
+        return _not_run(text, "runs with --tta above 0")
+    clear = [setting for setting, gain in gains.items() if gain.is_gain]
+    mean = fmean(gain.mean for gain in gains.values())
+    evidence = [
+        f"{100 * mean:+.1f} points on average over {len(gains)} settings, a gain beyond noise in "
+        f"{len(clear)} of them"
+    ]
+    evidence += [f"{setting.label}: {gain.points()}" for setting, gain in gains.items()]
+    if len(clear) == len(gains):
+        return Claim(text, "seen", tuple(evidence))
+    return Claim(text, "in part" if mean > 0 and clear else "not seen", tuple(evidence))
+
+
+def _verdict(*found: bool) -> Verdict:
+    if all(found):
+        return "seen"
+    return "in part" if any(found) else "not seen"
+
+
+def _not_run(text: str, needed: str) -> Claim:
+    return Claim(text, "not run", (f"needs {needed}",))
+
+
+def _missing(count: int) -> list[str]:
+    """A line if fewer than all three objectives can be compared."""
+    return [f"objectives that were run: {count} of 3"] if count < len(AVERAGES) else []
+
+
+def _multiplicities(selected: Selected) -> list[int]:
+    return [views for views in views_of(selected) if views > 1]
+
+
+def _largest(selected: Selected) -> int:
+    return max(_multiplicities(selected), default=0)
+
+
+def _by_seed(chosen: Chosen, measure: str) -> dict[int, float]:
+    return {r.config.seed: r.measures[measure] for r in chosen.runs if measure in r.measures}
+
+
+def _range(chosen: Iterable[Chosen]) -> float:
+    means = [mean for choice in chosen if (mean := choice.mean("top1")) is not None]
+    return max(means) - min(means) if means else 0.0

@@ -1,0 +1,132 @@
+"""The numbers that the paper reports, and which of our families they may stand beside.
+
+Botev, Bauer and De (2022), Tab. 1 (tab:results) and the appendix's table (tab:app:results): top-1
+test accuracy at K=1, and of the three objectives at K=16 on CIFAR-100 and K=8 on ImageNet.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+from fastaug.config import TrainConfig
+from fastaug.experiments.results import Family
+from fastaug.recipes import get_recipe
+
+
+class Cell(NamedTuple):
+    """An accuracy between 0 and 1, and the paper's ±, which it does not explain."""
+
+    value: float
+    spread: float | None = None
+
+
+class Row(NamedTuple):
+    """With or without the regulariser; K=1 is the same row twice in the paper, too."""
+
+    single: Cell
+    losses: Cell
+    probs: Cell
+    logits: Cell
+
+
+@dataclass(frozen=True)
+class Published:
+    """One network of the paper. Rows are by whether the regulariser was used."""
+
+    dataset: str
+    network: str
+    views: int
+    """K of the three objectives."""
+    central: dict[bool, Row]
+    tta: dict[bool, Row]
+    """Empty where the appendix's table does not have the network."""
+
+
+def _row(*values: float, spread: tuple[float, ...] = ()) -> Row:
+    spreads = spread or (None,) * len(values)
+    return Row(*(Cell(value, s) for value, s in zip(values, spreads, strict=True)))
+
+
+PUBLISHED = {
+    "cifar100-wrn-16-4": Published(
+        "CIFAR-100",
+        "WRN 16-4",
+        16,
+        central={
+            False: _row(0.741, 0.750, 0.725, 0.643, spread=(0.003, 0.001, 0.001, 0.001)),
+            True: _row(0.741, 0.759, 0.758, 0.759, spread=(0.003, 0.001, 0.002, 0.001)),
+        },
+        tta={False: _row(0.759, 0.768, 0.748, 0.715), True: _row(0.759, 0.772, 0.772, 0.772)},
+    ),
+    "imagenet-nf-resnet101": Published(
+        "ImageNet",
+        "NF-ResNet-101",
+        8,
+        central={False: _row(0.782, 0.793, 0.766, 0.696), True: _row(0.782, 0.801, 0.804, 0.804)},
+        tta={False: _row(0.801, 0.808, 0.786, 0.757), True: _row(0.801, 0.806, 0.811, 0.810)},
+    ),
+    "imagenet-nf-resnet50": Published(
+        "ImageNet",
+        "NF-ResNet-50",
+        8,
+        central={False: _row(0.773, 0.781, 0.760, 0.695), True: _row(0.773, 0.784, 0.789, 0.787)},
+        tta={False: _row(0.793, 0.799, 0.782, 0.753), True: _row(0.793, 0.792, 0.797, 0.797)},
+    ),
+    "imagenet-nfnet-f0": Published(
+        "ImageNet",
+        "NFNet-F0",
+        8,
+        central={False: _row(0.803, 0.813, 0.788, 0.717), True: _row(0.803, 0.819, 0.822, 0.819)},
+        tta={},
+    ),
+}
+"""By recipe."""
+
+
+def published(family: Family) -> Published | None:
+    """What the paper reports of a family, if it is one of its experiments."""
+    recipe = _recipe(family)
+    return PUBLISHED[recipe] if recipe else None
+
+
+def departures(family: Family) -> list[str]:
+    """Settings in which one of the paper's experiments was run unlike its recipe says."""
+    recipe = _recipe(family)
+    return fixed(get_recipe(recipe)).differences(fixed(family.config)) if recipe else []
+
+
+def _recipe(family: Family) -> str | None:
+    """Whose network, augmentation and number of images a family has: flags may have changed them,
+    and then it is another experiment."""
+    ours = family.config
+    for recipe in sorted(family.recipes & set(PUBLISHED)):
+        theirs = get_recipe(recipe)
+        strong = [config.augment == "randaugment" for config in (ours, theirs)]
+        if ours.model == theirs.model and not ours.train_images and strong[0] == strong[1]:
+            return recipe
+    return None
+
+
+def same_but_model(one: Family, other: Family) -> bool:
+    """Whether two families are one experiment with two networks."""
+    ours, theirs = (replace(fixed(f.config), model="wrn-16-4") for f in (one, other))
+    same_images = Path(ours.data).name == Path(theirs.data).name
+    strong = {f.config.augment == "randaugment" for f in (one, other)}
+    return same_images and len(strong) == 1 and not ours.differences(theirs)
+
+
+def fixed(config: TrainConfig) -> TrainConfig:
+    """What runs of one family share: what the paper varies is set to one value."""
+    return replace(
+        config,
+        recipe="",
+        views=1,
+        average="losses",
+        kl_weight=0.0,
+        lr=1.0,
+        epochs=1000,
+        seed=0,
+        augment="crop-flip",
+    )

@@ -1,0 +1,146 @@
+"""One run of a sweep: fastaug.train as a process of its own, which may fail or be killed alone."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from fastaug.config import TrainConfig, flag
+from fastaug.errors import FastaugError
+from fastaug.recipes import get_recipe
+from fastaug.runtime.signals import Interrupted
+
+_LOOK_AGAIN = 0.5
+_PR_SET_PDEATHSIG = 1
+_TAIL = 4096
+"""Bytes at the end of a file that hold its last lines."""
+
+
+class RunFailed(FastaugError):
+    """A run has ended without a result. To try again makes sense."""
+
+
+class RunDiverged(FastaugError):
+    """A run's loss is no number any more: to try again gives the same."""
+
+
+class RunMistaken(FastaugError):
+    """A run was refused for its settings or data: the others would be as well."""
+
+
+def train_flags(config: TrainConfig, folder: Path) -> list[str]:
+    """What fastaug.train is told: the recipe and what differs from it. An earlier try is gone on
+    with, by --resume auto."""
+    recipe = get_recipe(config.recipe)
+    flags = ["--recipe", config.recipe]
+    for field in fields(config):
+        value = getattr(config, field.name)
+        if field.name in ("recipe", "out", "resume") or value == getattr(recipe, field.name):
+            continue
+        if isinstance(value, bool):
+            flags.append(flag(field.name))
+        elif isinstance(value, tuple):
+            flags += [flag(field.name), *(repr(part) for part in value)]
+        else:
+            flags += [flag(field.name), repr(value) if isinstance(value, float) else str(value)]
+    return [*flags, "--resume", "auto", "--out", str(folder)]
+
+
+def run_training(
+    config: TrainConfig,
+    folder: Path,
+    *,
+    ranks: int,
+    environment: Mapping[str, str],
+    on_step: Callable[[int], None],
+    signum: Callable[[], int],
+) -> dict[str, Any]:
+    """Train to the end, and return summary.json. Its output is in output.txt beside it.
+
+    on_step is told the last step that was written down; signum says whether a signal has come, by
+    which the training is ended as well, after saving.
+    """
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    module = [*(launcher if ranks > 1 else []), "-m", "fastaug.train"]
+    command = [sys.executable, *module, *train_flags(config, folder)]
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "output.txt", "ab") as output:
+        output.write(f"$ {' '.join(command[1:])}\n".encode())
+        output.flush()
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **environment},
+            start_new_session=True,  # Ctrl-C is for the sweep, which passes it on
+            preexec_fn=_ends_with_its_parent if sys.platform == "linux" else None,
+        )
+        passed_on = 0
+        try:
+            while process.poll() is None:
+                if (came := signum()) and not passed_on:
+                    passed_on = came
+                    process.send_signal(signal.SIGTERM)
+                on_step(_last_step(folder))
+                time.sleep(_LOOK_AGAIN)
+        finally:
+            if process.poll() is None:
+                process.terminate()
+                process.wait()
+    if passed_on:
+        raise Interrupted(passed_on)
+    return _result(config, folder, process.returncode)
+
+
+def _result(config: TrainConfig, folder: Path, code: int) -> dict[str, Any]:
+    if code == 0 and (summary := finished_summary(folder)) is not None:
+        return summary
+    said = _last_line(folder / "output.txt")
+    if (folder / "bad-batch.pt").exists():
+        raise RunDiverged(f"{folder.name}: diverged; its learning rate is too high")
+    if code == 2:
+        raise RunMistaken(f"{folder.name}: {said.removeprefix('error: ')}")
+    raise RunFailed(f"{folder.name}: ended with exit code {code} ({said}); see its output.txt")
+
+
+def finished_summary(folder: Path) -> dict[str, Any] | None:
+    """summary.json of a run that has been trained to the end."""
+    with suppress(OSError, json.JSONDecodeError):
+        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+        if summary.get("finished"):
+            return summary
+    return None
+
+
+def _last_step(folder: Path) -> int:
+    with suppress(OSError, json.JSONDecodeError, KeyError):
+        return json.loads(_last_line(folder / "metrics.jsonl"))["step"]
+    return 0
+
+
+def _last_line(file: Path) -> str:
+    with open(file, "rb") as opened:
+        opened.seek(max(0, file.stat().st_size - _TAIL))
+        lines: Sequence[str] = opened.read().decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines else "no output"
+
+
+if sys.platform == "linux":
+    _LIBC = ctypes.CDLL(None)
+
+
+def _ends_with_its_parent() -> None:
+    """Linux ends the training with SIGTERM, which saves, when the sweep is killed: left alone, it
+    would train on beside the one that goes on with the run."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

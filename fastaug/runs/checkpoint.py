@@ -1,0 +1,189 @@
+"""Checkpoint files: written whole or not at all, read without executing anything.
+
+A checkpoint is what torch.save writes, a zip archive, with a checksum of it as the archive's
+comment: one file that can be renamed in one go, and that torch.load reads as well.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import io
+import os
+import pickletools
+import zipfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO, Any, cast
+
+import torch
+
+import fastaug
+from fastaug.config import TrainConfig
+from fastaug.runtime.device import memory_bound
+from fastaug.errors import CheckpointError, DamagedCheckpoint, first_line
+from fastaug.runtime.atomic import whole_file
+
+FORMAT = 2
+"""Raised when an older reader could not make sense of a checkpoint. 1: without checksum."""
+
+_NEEDED_NAMES = {
+    *("collections OrderedDict", "torch._utils _rebuild_tensor_v2"),
+    *("torch._utils _rebuild_parameter",),
+}
+_LABEL = b"fastaug sha256 "
+_COMMENT = len(_LABEL) + 64
+
+
+def write_checkpoint(path: Path, state: dict[str, Any]) -> None:
+    """With its checksum."""
+
+    def write(file: IO[bytes]) -> None:
+        hashing = _Hashing(file)
+        torch.save({"format": FORMAT, "version": fastaug.__version__, **state}, cast(IO, hashing))
+        comment = _LABEL + hashing.digest.hexdigest().encode()
+        file.seek(-2, os.SEEK_END)  # the length of the comment, which torch leaves at 0
+        file.write(len(comment).to_bytes(2, "little") + comment)
+
+    write_whole(path, write)
+
+
+def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+    """What `write` puts into the file that it is given; an OSError if it cannot."""
+    with whole_file(path) as temporary, open(temporary, "wb") as file:
+        try:
+            write(file)
+        except RuntimeError as error:  # torch's writer hides what the system said
+            raise error.__cause__ or error.__context__ or OSError(str(error)) from error
+
+
+def load_checkpoint(path: Path) -> dict[str, Any]:
+    """The state as it was saved, on the CPU."""
+    archive, has_checksum = _checked(path, _content(path))
+    try:
+        state = torch.load(io.BytesIO(archive), map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged file raises almost anything in torch's unpickler
+        if has_checksum:  # too little memory, or not written by us: no damage
+            raise CheckpointError(f"{path}: cannot be loaded ({first_line(error)})") from error
+        raise _damaged(path) from error
+    if not isinstance(state, dict) or not {"format", "config"} <= state.keys():
+        raise CheckpointError(f"{path}: not a fastaug checkpoint (a bare state_dict?)")
+    if state["format"] != FORMAT:
+        written = f"by fastaug {state['version']} " if "version" in state else ""
+        raise CheckpointError(
+            f"{path}: written {written}in checkpoint format {state['format']}, and this is fastaug "
+            f"{fastaug.__version__}, which reads {FORMAT}; load it with the version that wrote it"
+        )
+    if not has_checksum:
+        raise _damaged(path, "its checksum is missing")
+    if not isinstance(state["config"], dict):
+        raise CheckpointError(f"{path}: not a fastaug checkpoint (its config is no dictionary)")
+    return state
+
+
+def checkpoint_file(named: str) -> Path:
+    """A checkpoint's own name, or the best one of a run folder."""
+    path = Path(named).expanduser()
+    return path / "best.pt" if path.is_dir() else path
+
+
+def _content(path: Path) -> bytes:
+    if not path.is_file():  # a pipe would be waited for, and a device may have no end
+        raise CheckpointError(f"{path}: no checkpoint there; a run folder has last.pt and best.pt")
+    if path.suffix == ".safetensors":
+        raise CheckpointError(f"{path}: weights alone, no checkpoint; take the .pt beside it")
+    try:
+        if (size := path.stat().st_size) > memory_bound():
+            raise CheckpointError(
+                f"{path}: {size:,} bytes, over a third of the memory; load it on a larger machine"
+            )
+        return path.read_bytes()
+    except OSError as error:
+        # A disk that fails is damage. What may not be read just now may be whole.
+        kind = DamagedCheckpoint if error.errno == errno.EIO else CheckpointError
+        raise kind(f"{path}: cannot be read ({error.strerror})") from error
+
+
+def _checked(path: Path, content: bytes) -> tuple[bytes, bool]:
+    """The archive without its checksum, and whether it had one; it is then the right one."""
+    comment = content[-_COMMENT:]
+    has_checksum = comment.startswith(_LABEL)
+    if has_checksum:
+        length = content[-_COMMENT - 2 : -_COMMENT]
+        content = content[: -_COMMENT - 2] + bytes(2)
+        digest = hashlib.sha256(content).hexdigest().encode()
+        if (length, _LABEL + digest) != (_COMMENT.to_bytes(2, "little"), comment):
+            raise _damaged(path, "its checksum differs")
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            entries = archive.infolist()
+    except (zipfile.BadZipFile, ValueError, OSError) as error:
+        raise _damaged(path) from error
+    # torch stores its entries as they are. Others could inflate to any size, or be one many times.
+    if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
+        raise _damaged(path, "compressed entries")
+    if sum(entry.file_size for entry in entries) > len(content):
+        raise _damaged(path, "entries larger than the file")
+    _check_names(path, content)
+    return content, has_checksum
+
+
+def _check_names(path: Path, content: bytes) -> None:
+    """torch's weights_only admits more than tensors need, such as a bytearray of any size."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            (name,) = (name for name in archive.namelist() if name.endswith("/data.pkl"))
+            asked = [
+                arg
+                for code, arg, _ in pickletools.genops(archive.read(name))
+                if code.name in ("GLOBAL", "INST", "STACK_GLOBAL")
+            ]
+    except Exception as error:  # of a pickle or directory that is none
+        raise _damaged(path) from error
+    for what in asked:
+        is_storage = str(what).startswith("torch ") and str(what).endswith("Storage")
+        if not is_storage and what not in _NEEDED_NAMES:
+            raise DamagedCheckpoint(
+                f"{path}: damaged, or not a fastaug checkpoint (it asks for {what or 'something'})"
+            )
+
+
+def _damaged(path: Path, what: str = "") -> DamagedCheckpoint:
+    return DamagedCheckpoint(
+        f"{path}: damaged{f' ({what})' if what else ', or not a fastaug checkpoint'}"
+    )
+
+
+def check_continuable(
+    state: dict[str, Any], config: TrainConfig, classes: Sequence[str], name: str
+) -> None:
+    """Refuse to continue a checkpoint of that name with other settings or classes than its own."""
+    if differing := TrainConfig.from_dict(state["config"]).differences(config):
+        raise CheckpointError(
+            f"{name} cannot be continued with other settings; it has {', '.join(differing)}"
+        )
+    if list(classes) != state["classes"]:
+        raise CheckpointError(f"{name} was trained on other classes than {config.data} has")
+
+
+def evaluated_weights(state: dict[str, Any]) -> dict[str, Any]:
+    """The model's weights: their moving average where the run kept one."""
+    if state["ema"] is None:
+        return state["model"]
+    prefix = "module."
+    return {n.removeprefix(prefix): v for n, v in state["ema"].items() if n.startswith(prefix)}
+
+
+class _Hashing(io.RawIOBase):
+    """A file that keeps the checksum of all that is written to it."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.digest = hashlib.sha256()
+
+    def write(self, data: Any) -> int:
+        self.digest.update(data)
+        return self._file.write(data)
+
+    def flush(self) -> None:
+        self._file.flush()

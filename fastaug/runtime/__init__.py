@@ -1,0 +1,1 @@
+"""Process and machine: device, ranks, signals, watchdog, caches."""

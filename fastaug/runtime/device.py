@@ -1,0 +1,126 @@
+"""Where and in what arithmetic the network runs."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import multiprocessing
+import os
+import platform
+import shutil
+import sys
+
+import torch
+
+from fastaug.errors import ConfigError
+
+log = logging.getLogger("fastaug")
+
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def resolve_device(name: str) -> torch.device:
+    """--device as a torch device that is there; of several ranks, each has a GPU of its own."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and "LOCAL_RANK" in os.environ:  # torchrun's number of this process
+        name = f"cuda:{os.environ['LOCAL_RANK']}"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"--device must be auto, cpu, cuda or cuda:N, got {name!r}") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(
+            f"--device {name}: torch {torch.__version__} finds no CUDA GPU here; "
+            "use --device cpu, or check the driver with nvidia-smi"
+        )
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(
+            f"--device {name}: this machine has {torch.cuda.device_count()} GPU(s), from cuda:0; "
+            "each rank needs one of its own"
+        )
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"--device must be auto, cpu, cuda or cuda:N, got {name!r}")
+    return device
+
+
+def avoid_broken_cpu_arithmetic(device: torch.device, precision: str) -> None:
+    """Call before the first bf16 or fp16 operation on a CPU.
+
+    Some virtual machines announce a matrix unit (AMX) and do not describe it; torch's oneDNN then
+    dies of an illegal instruction at the first bf16 product. A child process tries one; if it dies,
+    oneDNN is told to do without. It reads the variable when it is first used, so this comes first.
+    """
+    if device.type != "cpu" or precision not in _DTYPES or "ONEDNN_MAX_CPU_ISA" in os.environ:
+        return
+    probe = multiprocessing.get_context("fork").Process(target=_multiply, args=(precision,))
+    probe.start()
+    probe.join()
+    if probe.exitcode != 0:
+        os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE_FP16"
+        log.info(
+            "%s: the matrix unit (AMX) of this CPU does not work here; going without", precision
+        )
+
+
+def _multiply(precision: str) -> None:
+    torch.set_num_threads(1)
+    matrix = torch.ones(64, 64, dtype=_DTYPES[precision])
+    torch.mm(matrix, matrix)
+
+
+def keep_freed_memory(device: torch.device) -> None:
+    """Before training on a CPU: memory that tensors gave back is kept for the next ones.
+
+    glibc hands large blocks back to the system and gets them anew, page by page and zeroed, in
+    every operation: a third of a step at 224 px. This costs up to a third more memory, as freed
+    blocks do not always fit. Whoever sets glibc's own variables (MALLOC_...) has decided already.
+    """
+    theirs = ("MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
+    if device.type != "cpu" or not _IS_LINUX or any(name in os.environ for name in theirs):
+        return
+    if (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:  # musl has none
+        mallopt(_M_MMAP_MAX, 0)
+        mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+
+
+_IS_LINUX = sys.platform == "linux"
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of malloc.h
+
+
+def cpp_compiler() -> str | None:
+    """The C++ compiler of this machine: $CXX, g++ or clang++."""
+    found = (name and shutil.which(name) for name in (os.environ.get("CXX"), "g++", "clang++"))
+    return next((path for path in found if path), None)
+
+
+def check_compiler(device: torch.device) -> None:
+    """What torch.compile needs on a CPU, before it fails with fifty lines of its own."""
+    if device.type == "cpu" and cpp_compiler() is None:
+        raise ConfigError(
+            "--compile on a CPU needs a C++ compiler, and there is no g++ or clang++ here; "
+            "install one, or go without --compile"
+        )
+
+
+def autocast(device: torch.device, precision: str) -> torch.autocast:
+    """The context of the network's forward pass."""
+    dtype = _DTYPES.get(precision)
+    return torch.autocast(device.type, dtype=dtype or torch.bfloat16, enabled=dtype is not None)
+
+
+def environment(device: torch.device) -> dict[str, str]:
+    """The software and hardware that a run's figures were measured on."""
+    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else "none"
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "machine": platform.machine(),
+        "gpu": gpu,
+        "cpu_threads": str(torch.get_num_threads()),
+    }
+
+
+def memory_bound() -> int:
+    """Bytes that one file may take: a third of the machine's memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 3

@@ -1,0 +1,1 @@
+"""Compilers and drivers for kernels, shared by views and loss kernels."""

@@ -1,0 +1,78 @@
+"""C++ sources as libraries: compiled for this CPU when they are first used, kept in the cache."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import platform
+import subprocess
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from fastaug.errors import KernelUnavailable
+from fastaug.runtime.device import cpp_compiler
+from fastaug.toolchain.build import built, digest, source_folder
+
+log = logging.getLogger("fastaug")
+
+FLAGS = (
+    *("-O3", "-march=native", "-std=c++17", "-fPIC", "-shared", "-pthread", "-w"),
+    *("-fno-math-errno", "-fno-trapping-math"),  # else comparisons do not become vector masks
+)
+
+
+def build_library(
+    source: str, headers: Iterable[str], what: str, flags: tuple[str, ...] = FLAGS
+) -> Path:
+    """Of files in cuda/: the library, compiled if it is not in the cache. `what` is for the log."""
+    compiler = cpp_compiler()
+    if compiler is None:
+        raise KernelUnavailable("needs a C++ compiler: install g++ or clang++, or set CXX")
+    file = source_folder() / source
+
+    def compile_it(library: Path) -> None:
+        log.info("compiling %s with %s, once", what, Path(compiler).name)
+        _run(compiler, *flags, str(file), "-o", str(library))
+
+    # Its name holds all that decides it: another compiler or another CPU (a home folder is often
+    # shared) makes another library.
+    sources = [file, *(source_folder() / name for name in headers)]
+    name = digest(sources, *flags, _run(compiler, "--version"), _cpu())
+    return built(f"{file.stem}-{name}.so", compile_it)
+
+
+def open_library(file: Path) -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL(str(file))
+    except OSError as error:
+        raise KernelUnavailable(f"{file} cannot be loaded ({error}); delete it") from error
+
+
+def why_not(load: Callable[[], object]) -> str | None:
+    """None, or why a library cannot be loaded here."""
+    try:
+        load()
+    except KernelUnavailable as error:
+        return str(error)
+    return None
+
+
+def _run(*command: str) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise KernelUnavailable(f"{command[0]} does not run: {error}") from error
+    if done.returncode != 0:
+        lines = done.stderr.splitlines() or [f"exit code {done.returncode}"]
+        first = next((line for line in lines if "error" in line), lines[0])
+        raise KernelUnavailable(f"{command[0]} cannot compile it (g++ 12 can): {first}")
+    return done.stdout
+
+
+def _cpu() -> str:
+    """What -march=native looks at."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line for line in lines if line.startswith(("flags", "Features"))), "")

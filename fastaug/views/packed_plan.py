@@ -1,0 +1,154 @@
+"""View plans as the fused kernel reads them: a record for each view and each operation.
+
+The same bytes serve CPU and GPU: `View` and `Layer` of cuda/views.h and cuda/operations.h.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fastaug.errors import DataError
+from fastaug.views.plan import MAX_PIXELS, ViewPlans
+from fastaug.views.randaugment import MOVES, NAMES, affine
+
+_VIEW_NUMBERS = ("height", "width", "top", "left", "box_height", "box_width", "flip", "unused")
+VIEW = np.dtype([("pixels", "u8"), ("row_bytes", "i8"), *((name, "i4") for name in _VIEW_NUMBERS)])
+LAYER = np.dtype([("numbers", "f8", (6,)), ("operation", "i4"), ("unused", "i4")])
+
+LONGEST_SIDE = 2**20
+"""Of a box: what the kernel counts with 32 bits."""
+LONGEST_VIEW = 2**14
+"""Of a view, likewise."""
+
+# `Operation` of operations.h, in its order.
+_KERNEL_NAMES = (
+    *("nothing", "auto_contrast", "equalize", "invert", "move", "posterize", "solarize"),
+    *("solarize_add", "color", "contrast", "brightness", "sharpness", "cutout"),
+)
+_CODES = np.array([_KERNEL_NAMES.index("move" if n in MOVES else n) for n in NAMES], np.int32)
+NEEDS_ROOM = tuple(map(_KERNEL_NAMES.index, ("move", "sharpness")))
+"""Operations that `needs_room` of operations.h names."""
+_MOVES = tuple((NAMES.index(name), name) for name in MOVES)
+_POSTERIZE = NAMES.index("posterize")
+_FACTORS = [NAMES.index(name) for name in ("color", "contrast", "brightness", "sharpness")]
+
+
+class Pictures(NamedTuple):
+    """Where B decoded images lie: [H, W, 3] uint8 each, pixels one after another in a row."""
+
+    pointers: np.ndarray
+    """[B] uint64."""
+    row_bytes: np.ndarray
+    """[B] int64, from one row to the next."""
+    sizes: np.ndarray
+    """[B, 2] int, heights and widths."""
+
+
+def pictures_of(images: Sequence[Tensor]) -> tuple[Pictures, list[Tensor]]:
+    """Of tensors; and what must be kept alive: those that lie otherwise are copied."""
+    kept = [image if image.stride()[1:] == (3, 1) else image.contiguous() for image in images]
+    return (
+        Pictures(
+            np.array([image.data_ptr() for image in kept], np.uint64),
+            np.array([image.stride(0) for image in kept], np.int64),
+            np.array([image.shape[:2] for image in kept], np.int32).reshape(-1, 2),
+        ),
+        kept,
+    )
+
+
+def encode_views(pictures: Pictures, plans: ViewPlans) -> np.ndarray:
+    """[B * K] VIEW."""
+    boxes = plans.boxes
+    _check_boxes(boxes)
+    views = np.zeros(boxes.shape[:2], VIEW)
+    views["pixels"] = pictures.pointers[:, None]
+    views["row_bytes"] = pictures.row_bytes[:, None]
+    views["height"], views["width"] = pictures.sizes.T[..., None]
+    for place, name in enumerate(("top", "left", "box_height", "box_width")):
+        views[name] = boxes[..., place]
+    views["flip"] = plans.flips
+    return views.reshape(-1)
+
+
+def _check_boxes(boxes: np.ndarray) -> None:
+    corners, sides = np.abs(boxes[..., :2].astype(np.int64)), boxes[..., 2:].astype(np.int64)
+    wrong = (sides < 1).any(-1) | (sides > LONGEST_SIDE).any(-1) | (sides.prod(-1) > MAX_PIXELS)
+    wrong |= (corners > LONGEST_SIDE).any(-1)
+    if wrong.any():
+        top, left, height, width = boxes.reshape(-1, 4)[wrong.argmax()]
+        raise DataError(
+            f"a view's box has sides of 1 to {LONGEST_SIDE:,} pixels, {MAX_PIXELS:,} in all, and "
+            f"begins as near; got one of {width} x {height} at {left}, {top}"
+        )
+
+
+def encode_layers(plans: ViewPlans) -> np.ndarray:
+    """[B * K * N] LAYER."""
+    operations = plans.operations.reshape(-1)
+    arguments = plans.arguments.reshape(-1, 4)
+    layers = np.zeros(len(operations), LAYER)
+    if not len(operations):
+        return layers
+    if operations.min() < 0 or operations.max() >= len(NAMES):
+        raise DataError(
+            f"an operation is a place in NAMES, 0 to {len(NAMES) - 1}; "
+            f"got {operations.min()} to {operations.max()}"
+        )
+    codes, numbers = _CODES[operations], layers["numbers"]
+    numbers[:, :4] = arguments
+    for place, name in _MOVES:
+        if (chosen := operations == place).any():
+            matrix = affine(name, arguments[chosen, 0], plans.size)
+            matrix[..., 2] += 0.5  # to the nearest pixel
+            numbers[chosen] = matrix.reshape(-1, 6)
+    masks = operations == _POSTERIZE  # the bits that are kept
+    numbers[masks, 0] = 256 - 2.0 ** (8 - arguments[masks, 0].clip(0, 8).astype(int))
+    unchanged = np.isin(operations, _FACTORS) & (arguments[:, 0] == 1)
+    layers["operation"] = np.where(unchanged, 0, codes)
+    return layers
+
+
+def check_images(images: Sequence[Tensor]) -> None:
+    """What plan_views and make_views take."""
+    if isinstance(images, Tensor) or not len(images):
+        given = f"one tensor {list(images.shape)}" if isinstance(images, Tensor) else "none"
+        raise DataError(f"images must be a list of uint8 tensors [H, W, 3], got {given}")
+    for place, image in enumerate(images):
+        if not isinstance(image, Tensor) or image.dtype != torch.uint8 or image.ndim != 3:
+            raise DataError(f"image {place} must be a uint8 tensor [H, W, 3], got {_form(image)}")
+        if image.shape[2] != 3 or not image.numel():
+            hint = "; permute(1, 2, 0) makes it one" if image.shape[0] == 3 else ""
+            raise DataError(f"image {place} must be [H, W, 3], got {list(image.shape)}{hint}")
+
+
+def check_plan(images: Sequence[Tensor], plan: ViewPlans) -> torch.device:
+    """That a plan is for these images; the device that all of them are on."""
+    if not isinstance(plan, ViewPlans):
+        raise DataError(f"the plan must be of fastaug.plan_views, got {type(plan).__name__}")
+    if not (isinstance(plan.size, int) and 1 <= plan.size <= LONGEST_VIEW):
+        raise DataError(f"a plan's size must be 1 to {LONGEST_VIEW:,} pixels, got {plan.size}")
+    arrays = (plan.boxes, plan.flips, plan.operations, plan.arguments)
+    shape = plan.operations.shape
+    if [a.shape for a in arrays] != [(*shape[:2], 4), shape[:2], shape, (*shape, 4)]:
+        raise DataError(
+            "a plan has boxes [B, K, 4], flips [B, K], operations [B, K, N], arguments "
+            f"[B, K, N, 4]; got {[list(a.shape) for a in arrays]}"
+        )
+    if len(images) != len(plan.boxes):
+        raise DataError(f"the plan is for {len(plan.boxes)} images, got {len(images)}")
+    devices = {image.device for image in images}
+    if len(devices) != 1:
+        raise DataError(f"images must be on one device, got {sorted(map(str, devices))}")
+    return devices.pop()
+
+
+def _form(image: object) -> str:
+    if isinstance(image, Tensor):
+        return f"{image.dtype} of shape {list(image.shape)}"
+    return type(image).__name__
