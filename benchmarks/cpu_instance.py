@@ -20,7 +20,7 @@ from step_model import (
     Rates,
     Work,
     objective_seconds,
-    optimiser_seconds,
+    optimizer_seconds,
     roofline,
     view_seconds,
 )
@@ -143,16 +143,16 @@ def cpu_seconds(work: Work, rates: Rates, k: int, cores: Cores) -> dict[str, flo
     forward = sum(roofline(work.forward, rates)) + rates.launch * len(work.forward)
     backward = sum(roofline(work.backward, rates)) + rates.launch * len(work.backward)
     objective = objective_seconds(work, rates) + rates.launch * OBJECTIVE_OPERATIONS
-    optimiser = optimiser_seconds(work, rates)
+    optimizer = optimizer_seconds(work, rates)
     loader = work.views / k / rates.decode + view_seconds(work, rates)
-    synthetic = forward + backward + objective + optimiser
+    synthetic = forward + backward + objective + optimizer
     return {
         "loader": loader,
         "forward": forward,
         "forward+backward": forward + backward,
         "objective": objective,
-        "optimiser": optimiser,
-        "bare step": forward + backward + optimiser,
+        "optimizer": optimizer,
+        "bare step": forward + backward + optimizer,
         "step, synthetic views": synthetic,
         "step": cores.together(synthetic, loader),
     }

@@ -20,7 +20,7 @@ from fastaug.toolchain.nvrtc import Program, compile_kernels, nvrtc_version
 from fastaug.views.cuda import VIEWS
 from fastaug.views.launch import Needs, needs_of, plan_launch
 from fastaug.views.packed_plan import LAYER, NEEDS_ROOM, VIEW
-from fastaug.views.render_spec import ViewForm
+from fastaug.views.render_spec import RenderSpec
 
 ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 SHARED_LIMITS = {
@@ -35,11 +35,11 @@ WARPS_BY_REGISTERS = 65536 // (64 * WARP)
 """Of an SM, at the 64 registers a thread that __launch_bounds__ allows."""
 
 VIEW_CASES = {
-    "224 px, crop and flip": (224, (375, 500), ViewForm(), 0),
-    "224 px, antialiased": (224, (375, 500), ViewForm(antialias=True), 0),
-    "224 px, RandAugment": (224, (375, 500), ViewForm(), 2),
-    "32 px, shifted by 4": (32, (32, 32), ViewForm(), 0),
-    "32 px, RandAugment": (32, (32, 32), ViewForm(), 2),
+    "224 px, crop and flip": (224, (375, 500), RenderSpec(), 0),
+    "224 px, antialiased": (224, (375, 500), RenderSpec(antialias=True), 0),
+    "224 px, RandAugment": (224, (375, 500), RenderSpec(), 2),
+    "32 px, shifted by 4": (32, (32, 32), RenderSpec(), 0),
+    "32 px, RandAugment": (32, (32, 32), RenderSpec(), 2),
 }
 """Size, height and width of the box, form, operations. Boxes of 32 px reach beyond the image."""
 PARTS = ("tables", "view", "another view", "box")

@@ -23,7 +23,7 @@ from torch import Tensor
 from fastaug.config import TrainConfig
 from fastaug.data.image_set import ImageSet
 from fastaug.runtime.cores import worker_count
-from fastaug.views.reference import NORMALISATION
+from fastaug.views.reference import NORMALIZATION
 
 EPOCH = 1024
 """Batches of one of its passes, for which it takes the order of all images at once."""
@@ -64,7 +64,7 @@ def ffcv(images: ImageSet, config: TrainConfig, device: torch.device) -> Contend
     file = folder / "images.beton"
     _write_beton(file, images)
     orders = itertools.islice(EndlessBatches(images, config), EPOCH)
-    mean, deviation = (np.array(values) for values in NORMALISATION[config.normalise])
+    mean, deviation = (np.array(values) for values in NORMALIZATION[config.normalize])
     number_type = np.float16 if config.views_dtype == "fp16" else np.float32
     steps = [
         RandomResizedCropRGBImageDecoder((config.size, config.size), scale=config.crop_area),
@@ -111,8 +111,8 @@ def _write_beton(file: Path, images: ImageSet) -> None:
     # Here, as the writer waits without end for a process of its own that has failed.
     if images.bad or len(images) > FFCV_MOST:
         raise Unfit(f"ffcv copies the images: for at most {FFCV_MOST:,}, none of them bad")
-    if not all(_is_colour_jpeg(images.encoded(index)) for index in range(len(images))):
-        raise Unfit("ffcv decodes JPEGs in colour alone")
+    if not all(_is_color_jpeg(images.encoded(index)) for index in range(len(images))):
+        raise Unfit("ffcv decodes JPEGs in color alone")
 
     class Stored(RGBImageField):
         def encode(self, destination: Any, content: bytes, malloc: Callable) -> None:
@@ -134,6 +134,6 @@ def _write_beton(file: Path, images: ImageSet) -> None:
         writer.from_indexed_dataset(Contents())
 
 
-def _is_colour_jpeg(content: bytes) -> bool:
+def _is_color_jpeg(content: bytes) -> bool:
     with Image.open(io.BytesIO(content)) as image:
         return image.format == "JPEG" and image.mode == "RGB"

@@ -12,7 +12,7 @@ from typing import Any
 from contenders import BOTH, COPY
 from records import machine_of
 
-# Okabe and Ito's colours, which all kinds of colour vision tell apart; markers for print in grey.
+# Okabe and Ito's colors, which all kinds of color vision tell apart; markers for print in grey.
 STYLES = {
     "native": ("#D55E00", "o"),
     "triton": ("#E69F00", "X"),
@@ -114,15 +114,15 @@ def _draw_panel(ax: Any, panel: Sequence[Row]) -> dict[str, Any]:
             ax.plot(k, ratio, "k--", lw=1, zorder=1)
             ax.annotate("copy", (1, ratio[-1]), xycoords=ax.get_yaxis_transform(), **beside)
             continue
-        colour, marker = STYLES.get(name) or next(others)
-        handles |= {name: ax.plot(k, ratio, color=colour, marker=marker, ms=5, lw=1.5)[0]}
+        color, marker = STYLES.get(name) or next(others)
+        handles |= {name: ax.plot(k, ratio, color=color, marker=marker, ms=5, lw=1.5)[0]}
         # The spread is the contender's own: cross_entropy's is gone in the ratio of each round.
         share = [r / float(row["median"]) for r, row in zip(ratio, own, strict=True)]
         band = (
             [s * float(row[edge]) for s, row in zip(share, own, strict=True)]
             for edge in ("p20", "p80")
         )
-        ax.fill_between(k, *band, color=colour, alpha=0.25, lw=0)
+        ax.fill_between(k, *band, color=color, alpha=0.25, lw=0)
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
     ax.xaxis.set_minor_locator(NullLocator())

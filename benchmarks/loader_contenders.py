@@ -40,8 +40,8 @@ from worker_loaders import (
 from fastaug.config import TrainConfig
 from fastaug.data.image_set import ImageSet
 from fastaug.data.sampler import Schedule
-from fastaug.engine.loaders import build_loader, survey_images
-from fastaug.errors import ConfigError, KernelUnavailable
+from fastaug.engine.loaders import build_loader, scan_configured
+from fastaug.errors import ConfigError, KernelUnavailableError
 from fastaug.views.engine import fused_engine
 
 Own = Literal["fused", "dali", "torch"]
@@ -61,7 +61,7 @@ def _fastaug(own: Own, images: ImageSet, config: TrainConfig, device: torch.devi
             fused_engine(device)  # said now if there is none, not in the middle of a run
         config = replace(config, **TRAINED_WITH[own], device=str(device), accumulate=1)
         loader = build_loader(config, repeated(_surveyed(images, config), config))
-    except (ConfigError, KernelUnavailable) as error:
+    except (ConfigError, KernelUnavailableError) as error:
         raise Unfit(str(error)) from error
     stages = 3 if images.array is None else 1  # read, decode, make views
     ahead = worker_batches(config) if own == "torch" else stages * config.prefetch
@@ -75,7 +75,7 @@ def _fastaug(own: Own, images: ImageSet, config: TrainConfig, device: torch.devi
 
 
 def _surveyed(images: ImageSet, config: TrainConfig) -> ImageSet:
-    return survey_images(config, images) if images.manifest is None else images
+    return scan_configured(config, images) if images.manifest is None else images
 
 
 Build = Callable[[ImageSet, TrainConfig, torch.device], Contender]

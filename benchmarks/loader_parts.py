@@ -24,7 +24,7 @@ class Contender:
     ahead: int
     """Batches that it works on ahead of the one that was asked for, at most."""
     batches: Callable[[], Iterator[Tensor]]
-    """A new pass: endless batches of views [B, K, 3, S, S], stored B, K, S, S, 3, normalised, on
+    """A new pass: endless batches of views [B, K, 3, S, S], stored B, K, S, S, 3, normalized, on
     the device. A batch is good until the next one is asked for. Closing it stops all its work."""
 
 
@@ -73,10 +73,10 @@ def check(batch: Tensor, config: TrainConfig) -> None:
     # Levels of 0 to 255 come to within -2.2 and 2.7; a bicubic edge may overshoot them by a half.
     least, largest = values.min().item(), values.max().item()
     if least < -4 or largest > 5:
-        raise ValueError(f"values from {least:.3g} to {largest:.3g} are not normalised levels")
+        raise ValueError(f"values from {least:.3g} to {largest:.3g} are not normalized levels")
     mean, deviation = values.mean().item(), values.std().item()
     if not (abs(mean) < 2 and 0.2 < deviation < 2):
-        raise ValueError(f"mean {mean:.3g}, deviation {deviation:.3g}: not normalised pictures")
+        raise ValueError(f"mean {mean:.3g}, deviation {deviation:.3g}: not normalized pictures")
     # Most images, as chance may draw a small image's crop twice.
     for one, other in itertools.combinations(range(views), 2):
         if (batch[:, one] == batch[:, other]).flatten(1).all(1).float().mean() > 0.5:

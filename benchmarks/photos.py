@@ -1,6 +1,6 @@
 """Photo-like JPEGs for the benchmarks: what decoders and crops meet in photographs, made here.
 
-Leaves of all sizes over one another, each of its own colour and roughness, under noise with the
+Leaves of all sizes over one another, each of its own color and roughness, under noise with the
 falling spectrum of photographs; some pictures have much detail, some little. They were fitted to
 100 photographs of ImageNet. Medians, here and there: 0.60 and 0.59 bytes a pixel, decoded by
 Pillow in 7.5 and 8.0 ns a pixel; all of them by DALI in 6.3 and 6.1 ns a pixel (one thread);
@@ -29,7 +29,7 @@ PER_CLASS = {"train": 64, "val": 2}
 LONG, SHORT = (488, 512), (351, 399)
 """Least and largest sides in pixels, around 500 x 375; one picture in four is upright."""
 SHARE_WHOLE = 0.66
-"""Of pictures at quality 96 with whole colours; the others are at 80 with halved ones."""
+"""Of pictures at quality 96 with whole colors; the others are at 80 with halved ones."""
 LEAVES = 110
 DETAIL = (32.0, 0.7)
 """Median over the pictures of the noise's deviation where it is roughest, and its log's spread."""
@@ -127,31 +127,31 @@ def draw_picture(rng: np.random.Generator) -> Image.Image:
     width, height = (int(rng.integers(*side, endpoint=True)) for side in (LONG, SHORT))
     if rng.random() < 0.25:
         width, height = height, width
-    colours, roughness = _leaves(rng, width, height)
-    colours = colours.filter(ImageFilter.GaussianBlur(0.6))  # no lens draws a sharper edge
+    colors, roughness = _leaves(rng, width, height)
+    colors = colors.filter(ImageFilter.GaussianBlur(0.6))  # no lens draws a sharper edge
     detail = DETAIL[0] * np.exp(rng.normal(0, DETAIL[1]))
     texture = _texture(rng, width, height)
     texture *= np.asarray(roughness, np.float32)[..., None] * (detail / 255)
-    return Image.fromarray((np.asarray(colours) + texture).clip(0, 255).astype(np.uint8))
+    return Image.fromarray((np.asarray(colors) + texture).clip(0, 255).astype(np.uint8))
 
 
 def _leaves(rng: np.random.Generator, width: int, height: int) -> tuple[Image.Image, Image.Image]:
-    """Colour, and roughness of 0 to 255, of each pixel: large leaves first, small ones on top."""
+    """Color, and roughness of 0 to 255, of each pixel: large leaves first, small ones on top."""
     shades = rng.choice((0, 60, 130, 200, 255), (6, 1))
     palette = 0.6 * shades + 0.4 * rng.integers(0, 256, (6, 3))
     ground = tuple(int(level) for level in palette[0])
-    colours = Image.new("RGB", (width, height), ground)
+    colors = Image.new("RGB", (width, height), ground)
     roughness = Image.new("L", (width, height), 80)
-    draw_colour, draw_roughness = ImageDraw.Draw(colours), ImageDraw.Draw(roughness)
+    draw_color, draw_roughness = ImageDraw.Draw(colors), ImageDraw.Draw(roughness)
     radii = np.sort(8 / rng.random(LEAVES).clip(8 / 300, 1))[::-1]
     for radius in radii:
         x, y = rng.random(2) * (width, height)
         reach = radius * rng.uniform(0.5, 1, 2)
         box = (x - reach[0], y - reach[1], x + reach[0], y + reach[1])
-        colour = palette[rng.integers(len(palette))] + rng.integers(-20, 21, 3)
-        draw_colour.ellipse(box, tuple(int(level) for level in colour.clip(0, 255)))
+        color = palette[rng.integers(len(palette))] + rng.integers(-20, 21, 3)
+        draw_color.ellipse(box, tuple(int(level) for level in color.clip(0, 255)))
         draw_roughness.ellipse(box, int(255 * (0.12 + 0.88 * rng.random() ** 2)))
-    return colours, roughness.filter(ImageFilter.GaussianBlur(2))
+    return colors, roughness.filter(ImageFilter.GaussianBlur(2))
 
 
 def _texture(rng: np.random.Generator, width: int, height: int) -> np.ndarray:
@@ -167,6 +167,6 @@ def _tile() -> np.ndarray:
     frequency = np.hypot(np.fft.fftfreq(TILE)[:, None], np.fft.rfftfreq(TILE))
     amplitude = 1 / frequency.clip(1 / TILE) ** 0.8
     noise = rng.normal(size=(4, TILE, TILE))
-    grey, *colours = np.fft.irfft2(np.fft.rfft2(noise) * amplitude)
-    tile = grey[..., None] + 0.1 * np.stack(colours, -1)
+    grey, *colors = np.fft.irfft2(np.fft.rfft2(noise) * amplitude)
+    tile = grey[..., None] + 0.1 * np.stack(colors, -1)
     return (tile / tile.std()).astype(np.float32)

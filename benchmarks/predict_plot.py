@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from step_model import ALL_REDUCE, COMPUTE, DECODE, LAUNCH, MEMORY, PCIE, STORAGE
 
-# Okabe and Ito's colours; what limits has a marker too, for print in grey.
+# Okabe and Ito's colors; what limits has a marker too, for print in grey.
 COLOURS = {"A100": "#0072B2", "H100": "#D55E00", "L4": "#009E73", "B200": "#CC79A7"}
 MARKERS = {
     DECODE: ("v", "decoding"),
@@ -84,12 +84,12 @@ def _draw_panel(ax: Any, rows: Sequence[Row], x: str) -> None:
     for gpu in dict.fromkeys(row["device"] for row in rows):
         own = sorted((row for row in rows if row["device"] == gpu), key=lambda row: row[x])
         places = [row[x] for row in own]
-        colour = COLOURS.get(gpu, "k")
+        color = COLOURS.get(gpu, "k")
         low, mid, high = ([float(row[c]) for row in own] for c in ("low", "value", "high"))
-        ax.plot(places, mid, color=colour, lw=1.5)
-        ax.fill_between(places, low, high, color=colour, alpha=0.2, lw=0)
+        ax.plot(places, mid, color=color, lw=1.5)
+        ax.fill_between(places, low, high, color=color, alpha=0.2, lw=0)
         for place, value, row in zip(places, mid, own, strict=True):
-            ax.plot(place, value, color=colour, marker=MARKERS[row["limit"]][0], ms=6)
+            ax.plot(place, value, color=color, marker=MARKERS[row["limit"]][0], ms=6)
     ticks = sorted({row[x] for row in rows})
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")

@@ -42,7 +42,7 @@ from soak_verdict import describe, judge
 from fastaug import cli
 from fastaug.errors import ConfigError
 from fastaug.runtime.atomic import write_json
-from fastaug.runtime.signals import Interrupted, InterruptRequest
+from fastaug.runtime.signals import StopSignals, TrainingInterruptedError
 
 TRAINING = ("--dali", "--epochs", "100000", "--schedule", "halving", "--eval-every", "1")
 """The halving schedule leaves the rate alone for half of the epochs: all hours are alike."""
@@ -158,7 +158,7 @@ def main(args: Sequence[str]) -> int:
 
 def soak(options: Options, flags: Sequence[str], file: records.Records) -> int:
     folder = file.path.parent
-    with InterruptRequest() as request:
+    with StopSignals() as request:
         training = Training(flags, folder)
         about = {"command": shlex.join(training.command), **records.machine(torch.device("cpu"))}
         write_json(file.path.with_suffix(".json"), about)
@@ -166,7 +166,7 @@ def soak(options: Options, flags: Sequence[str], file: records.Records) -> int:
         try:
             ended = watch(training, options, file, request)
             wrong = ended or training.end()
-        except Interrupted as interrupted:
+        except TrainingInterruptedError as interrupted:
             wrong, code = training.end(), interrupted.exit_code
         finally:
             if training.process.poll() is None:  # an error of the soak's own
@@ -180,9 +180,7 @@ def soak(options: Options, flags: Sequence[str], file: records.Records) -> int:
     return code or found
 
 
-def watch(
-    training: Training, options: Options, file: records.Records, request: InterruptRequest
-) -> str:
+def watch(training: Training, options: Options, file: records.Records, request: StopSignals) -> str:
     """Sample until the time is up: "", or what was wrong with the training before."""
     trained_since, due, told = None, 0.0, 0.0
     with progress_bar("soak") as bar:

@@ -11,7 +11,7 @@ from typing import Any
 from soak_sampler import Sample
 from soak_verdict import MEMORY, Verdict
 
-# Okabe and Ito's colours, which all kinds of colour vision tell apart.
+# Okabe and Ito's colors, which all kinds of color vision tell apart.
 BLACK, ORANGE, SKY, GREEN, BLUE, RED, PINK = (
     *("#000000", "#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7"),
 )
@@ -83,10 +83,10 @@ def draw(samples: Sequence[Sample], verdict: Verdict | None, path: Path) -> bool
 def _lines(ax: Any, samples: Sequence[Sample], lines: Lines, label: str) -> None:
     """From zero: the whole, and the parts that there are."""
     minutes = [sample.seconds / 60 for sample in samples]
-    for place, (name, (colour, value)) in enumerate(lines.items()):
+    for place, (name, (color, value)) in enumerate(lines.items()):
         values = [value(sample) for sample in samples]
         if any(values) or place == 0:
-            ax.plot(minutes, values, color=colour, label=name, linewidth=1.2 if place else 2.4)
+            ax.plot(minutes, values, color=color, label=name, linewidth=1.2 if place else 2.4)
     ax.set_ylim(bottom=0)
     ax.set_ylabel(label, fontsize=9)
     ax.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
@@ -97,7 +97,7 @@ def _close_up(ax: Any, samples: Sequence[Sample], verdict: Verdict | None) -> No
     that the verdict found below and above it."""
     settled = [s for s in samples if verdict is None or s.seconds >= verdict.since]
     shown = []
-    for name, (colour, value) in AMOUNTS.items():
+    for name, (color, value) in AMOUNTS.items():
         if value not in MEMORY.values():
             continue
         middle = statistics.median(map(value, settled))
@@ -106,15 +106,15 @@ def _close_up(ax: Any, samples: Sequence[Sample], verdict: Verdict | None) -> No
         shown += [value(sample) - middle for sample in settled]
         kind = next(kind for kind, own in MEMORY.items() if own is value)
         width = 2.4 if kind == "resident" else 1.0  # they often lie on one another
-        ax.plot(minutes, values, color=colour, linewidth=width, label=name.partition(":")[0])
+        ax.plot(minutes, values, color=color, linewidth=width, label=name.partition(":")[0])
         for trend in verdict.trends if verdict else ():
             if trend.slope and trend.name.startswith(kind):
                 # Through the medians of the first and last third, which lie a sixth from the ends.
                 span = verdict.until - verdict.since
-                centre = (trend.first + trend.last) / 2 - middle
+                center = (trend.first + trend.last) / 2 - middle
                 rise = trend.slope.middle * span / 3600 / 2
                 ends = [verdict.since / 60, verdict.until / 60]
-                ax.plot(ends, [centre - rise, centre + rise], color=colour, ls="--", lw=1.6)
+                ax.plot(ends, [center - rise, center + rise], color=color, ls="--", lw=1.6)
     margin = max(1.0, 0.25 * (max(shown) - min(shown)))
     ax.set_ylim(min(shown) - margin, max(shown) + margin)
     ax.set_ylabel("the same, close up:\nMiB from the median", fontsize=9)

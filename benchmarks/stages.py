@@ -26,7 +26,7 @@ from fastaug.runtime.device import autocast
 from fastaug.views.batch import VIEW_DTYPES, ViewBatch
 
 DECODE, LOADER = "decode", "loader"
-FORWARD, BOTH, OPTIMISER, BARE = "forward", "forward+backward", "optimiser", "bare step"
+FORWARD, BOTH, OPTIMISER, BARE = "forward", "forward+backward", "optimizer", "bare step"
 OBJECTIVE, SYNTHETIC, STEP = "objective", "step, synthetic views", "step"
 ANY_K = (FORWARD, BOTH, OPTIMISER, BARE)
 """Of --batch-size views, however many of them are of one image."""
@@ -51,7 +51,7 @@ class Stages:
         learner, flat = self._learner, self._synthetic(1).flat
         labels = torch.arange(len(flat), device=self._device) % self._classes
         upstream = torch.randn(len(flat), self._classes, device=self._device) / len(flat)
-        parameters = [p for group in learner.optimiser.param_groups for p in group["params"]]
+        parameters = [p for group in learner.optimizer.param_groups for p in group["params"]]
         gradients = [torch.full_like(p, 1e-4) for p in parameters]
 
         def forward() -> Tensor:
@@ -60,22 +60,22 @@ class Stages:
 
         def forward_backward() -> None:
             forward().backward(upstream)
-            learner.optimiser.zero_grad()
+            learner.optimizer.zero_grad()
 
-        def optimiser() -> None:
+        def optimizer() -> None:
             for parameter, gradient in zip(parameters, gradients, strict=True):
                 parameter.grad = gradient
             learner.update(rate=0.0)
 
         def bare() -> None:
-            """What a plain loop in torch does: no views, no regulariser, nothing of fastaug."""
+            """What a plain loop in torch does: no views, no regularizer, nothing of fastaug."""
             F.cross_entropy(forward(), labels).backward()
-            learner.optimiser.step()
-            learner.optimiser.zero_grad()
+            learner.optimizer.step()
+            learner.optimizer.zero_grad()
 
-        for group in learner.optimiser.param_groups:
+        for group in learner.optimizer.param_groups:
             group["lr"] = 0.0
-        return dict(zip(ANY_K, (forward, forward_backward, optimiser, bare), strict=True))
+        return dict(zip(ANY_K, (forward, forward_backward, optimizer, bare), strict=True))
 
     def of_k(self, views: int) -> dict[str, Call]:
         """The stages that depend on K and need no loader."""

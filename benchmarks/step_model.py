@@ -5,7 +5,7 @@ training, and the host launches ahead of the GPU, so that a step takes as long a
 them:
 
     step  = max(storage, PCIe, decode, launch, train)
-    train = views + forward + backward + objective + optimiser + what the backward does not hide of
+    train = views + forward + backward + objective + optimizer + what the backward does not hide of
             the all-reduce (+ decode, where it runs on the GPU's SMs)
 
 Each operation of the network takes max(FLOPs / rate, bytes / bandwidth), operation by operation as
@@ -222,7 +222,7 @@ def predict(
         + backward[1]
         + view_seconds(work, rates)
         + objective_seconds(work, rates)
-        + optimiser_seconds(work, rates),
+        + optimizer_seconds(work, rates),
         ALL_REDUCE: exchange,
     }
     exposed = max(0.0, exchange - rates.overlap * sum(backward))
@@ -248,7 +248,7 @@ def objective_seconds(work: Work, rates: Rates) -> float:
     return rates.objective_passes * rates.seconds(work.views * work.classes * FP32)
 
 
-def optimiser_seconds(work: Work, rates: Rates) -> float:
+def optimizer_seconds(work: Work, rates: Rates) -> float:
     return OPTIMISER_PASSES * rates.seconds(work.parameters * FP32)
 
 

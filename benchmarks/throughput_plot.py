@@ -15,7 +15,7 @@ from stages import FORWARD, OBJECTIVE, OPTIMISER, STEP
 from throughput_report import crops, index, policy_name, views_of
 from throughput_rows import Key
 
-# Okabe and Ito's colours, which all kinds of colour vision tell apart; markers for print in grey.
+# Okabe and Ito's colors, which all kinds of color vision tell apart; markers for print in grey.
 STYLES = {
     "fastaug fused": ("#D55E00", "o"),
     "fastaug dali operators": ("#000000", "X"),
@@ -110,13 +110,13 @@ def _draw_loaders(
         middle, low, high = (
             [float(row[column]) for row in rows.values()] for column in ("median", "p20", "p80")
         )
-        colour, marker = STYLES.get(name, ("#999999", "x"))
+        color, marker = STYLES.get(name, ("#999999", "x"))
         spread = [
             [m - value for m, value in zip(middle, low, strict=True)],
             [value - m for m, value in zip(middle, high, strict=True)],
         ]
         handles[name] = ax.errorbar(
-            list(rows), middle, yerr=spread, color=colour, marker=marker, markersize=5, capsize=2
+            list(rows), middle, yerr=spread, color=color, marker=marker, markersize=5, capsize=2
         )
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")

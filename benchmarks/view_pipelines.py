@@ -33,13 +33,13 @@ from photos import cifar_like, photo_folder
 from fastaug.config import TrainConfig
 from fastaug.data.image_set import ImageSet
 from fastaug.data.sampler import BatchKey
-from fastaug.data.scan import survey
+from fastaug.data.scan import scan_images
 from fastaug.data.sources import open_split_or_flat
 from fastaug.pipelines.decode import decode_pipeline
 from fastaug.pipelines.decoder import Planned
 from fastaug.pipelines.fused_views import FusedViews
 from fastaug.pipelines.views import (
-    normalised_views,
+    normalized_views,
     plan_inputs,
     plan_sources,
     view_pipeline,
@@ -47,7 +47,7 @@ from fastaug.pipelines.views import (
 from fastaug.views.engine import fused_engine
 from fastaug.views.philox import TRAIN_VIEWS
 from fastaug.views.plan import ViewPlans, draw_plans
-from fastaug.views.reference import NORMALISATION
+from fastaug.views.reference import NORMALIZATION
 
 IMAGES = 32
 """Images in a batch."""
@@ -57,14 +57,14 @@ def main() -> None:
     options = _options()
     # DALI's own augmentations call operators by names that DALI has deprecated.
     with warnings.catch_warnings(record=True):
-        photos = survey(open_split_or_flat(options.data or str(photo_folder()), "train"))
-        small = survey(open_split_or_flat(str(cifar_like()), "train"))
+        photos = scan_images(open_split_or_flat(options.data or str(photo_folder()), "train"))
+        small = scan_images(open_split_or_flat(str(cifar_like()), "train"))
         heads = "  ".join(f"{form:>17}" for form in FORMS)
         print(f"{'data':8} {'policy':18} {'K':>3} {heads}  (views/s, ratio)")
         for views in options.views:
             for name, images, changes in (
                 ("photos", photos, {"size": 224, "crop_area": (0.08, 1.0)}),
-                ("memory", small, {"size": 32, "crop": "pad", "normalise": "cifar"}),
+                ("memory", small, {"size": 32, "crop": "pad", "normalize": "cifar"}),
             ):
                 for layers in (0, 2, 4):
                     config = TrainConfig(
@@ -188,7 +188,7 @@ def _copies_pipeline(config: TrainConfig, encoded: bool) -> DataNode:
     else:
         images = fn.external_source(name="images", dtype=types.UINT8, ndim=3, layout="HWC")
     views = [
-        normalised_views(images, plan_sources(config, suffix=str(view)), config)
+        normalized_views(images, plan_sources(config, suffix=str(view)), config)
         for view in range(config.views)
     ]
     return fn.stack(*views)
@@ -217,7 +217,7 @@ def _stock_pipeline(config: TrainConfig) -> DataNode:
         fill_value=128,
         interp_type=types.INTERP_NN,
     )
-    mean, deviation = NORMALISATION[config.normalise]
+    mean, deviation = NORMALIZATION[config.normalize]
     return fn.crop_mirror_normalize(
         views, mean=list(mean), std=list(deviation), dtype=types.FLOAT, output_layout="HWC"
     )

@@ -22,7 +22,7 @@ from fastaug.config import TrainConfig
 from fastaug.data.image_set import ImageSet
 from fastaug.runtime.cores import worker_count
 from fastaug.views.plan import PAD
-from fastaug.views.reference import NORMALISATION
+from fastaug.views.reference import NORMALIZATION
 
 PREFETCH = 2
 """Batches that torch's DataLoader, fastaug's too, lets each worker have under way."""
@@ -84,7 +84,7 @@ def timm_views(config: TrainConfig) -> Callable[[Image.Image], Tensor]:
     return create_transform(
         config.size,
         is_training=True,
-        use_prefetcher=True,  # leaves out the normalisation, which is done as for the others
+        use_prefetcher=True,  # leaves out the normalization, which is done as for the others
         scale=config.crop_area,
         interpolation=config.interpolation,
         color_jitter=None,
@@ -125,7 +125,7 @@ class _Views(Dataset):
 
     def __getitem__(self, indices: np.ndarray) -> Tensor:
         config = self.config
-        mean, deviation = (torch.tensor(values) for values in NORMALISATION[config.normalise])
+        mean, deviation = (torch.tensor(values) for values in NORMALIZATION[config.normalize])
         shape = (len(indices), config.views, config.size, config.size, 3)
         views = torch.empty(shape, dtype=view_dtype(config))
         for own, index in zip(views, map(int, indices), strict=True):

@@ -24,7 +24,7 @@
 
 namespace fastaug {
 
-enum Average { LOSSES, PROBS, LOGITS, NONE };  // NONE: the regulariser alone, without targets
+enum Average { LOSSES, PROBS, LOGITS, NONE };  // NONE: the regularizer alone, without targets
 
 // FLOOR stands in for -inf, so that differences stay numbers: a class at -inf in all views then has
 // p = r = 0 and takes no part. Values beyond LIMIT come of it, and were meant to be infinite.
@@ -85,7 +85,7 @@ class Objective {
       sum_rows();
     }
     block.sync();
-    centre_rows();
+    center_rows();
     block.sync();
 
     Sums sums;
@@ -140,7 +140,7 @@ class Objective {
   }
   FASTAUG_METHOD float row(int of, int k) const { return shared[of + k]; }
 
-  // Tiles z and e = exp(z - top), and what centre_rows needs. A row is a team's own: no sync.
+  // Tiles z and e = exp(z - top), and what center_rows needs. A row is a team's own: no sync.
   FASTAUG_METHOD void load_and_sum_rows() {
     constexpr int UNROLL = Block::UNROLL;
     const int step = block.lanes * LANES;
@@ -206,7 +206,7 @@ class Objective {
     for (int k = 0; k < K; ++k) sum += offset(k);
     return sum / K;
   }
-  FASTAUG_METHOD void centre_rows() {
+  FASTAUG_METHOD void center_rows() {
     const float mean = mean_offset();
     FASTAUG_ROLLED
     for (int k = block.thread; k < K; k += block.threads) shared[at.delta + k] = offset(k) - mean;

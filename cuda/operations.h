@@ -63,7 +63,7 @@ class Operations {
           const int sum = x + number;
           return (byte)(x >= 128 ? x : sum < 255 ? sum : 255);
         });
-      case COLOR: return colour(factor);
+      case COLOR: return color(factor);
       case CONTRAST: return contrast(factor);
       case BRIGHTNESS: return through_table([=](int x) { return blend(0, x, factor); });
       case SHARPNESS: return sharpen(factor);
@@ -203,7 +203,7 @@ class Operations {
 
   // --- pixel by pixel ---
 
-  FASTAUG_METHOD void colour(float factor) {
+  FASTAUG_METHOD void color(float factor) {
     each_some([=](byte* pixels, int there) {
       for (int i = 0; i < there; ++i, pixels += 3) {
         const int without = grey(pixels[0], pixels[1], pixels[2]);

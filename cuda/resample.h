@@ -42,20 +42,20 @@ struct Side {
       *weights = 1;
       return i;
     }
-    const double centre = (i + 0.5) * scale - 0.5;
-    const int lowest = (int)floor(centre - radius) + 1;
+    const double center = (i + 0.5) * scale - 0.5;
+    const int lowest = (int)floor(center - radius) + 1;
     int first = lowest > source - taps ? source - taps : lowest;
     first = first > 0 ? first : 0;
     double sum = 0;
     FASTAUG_ROLLED
-    for (int t = 0; t < reach; ++t) sum += shape((lowest + t - centre) / widen);
+    for (int t = 0; t < reach; ++t) sum += shape((lowest + t - center) / widen);
     FASTAUG_ROLLED
     for (int t = 0; t < taps; ++t) weights[t * stride] = 0;
     FASTAUG_ROLLED
     for (int t = 0; t < reach; ++t) {
       int place = lowest + t;
       place = place < 0 ? 0 : place < source ? place : source - 1;
-      weights[(place - first) * stride] += (float)(shape((lowest + t - centre) / widen) / sum);
+      weights[(place - first) * stride] += (float)(shape((lowest + t - center) / widen) / sum);
     }
     return first;
   }

@@ -1,4 +1,4 @@
-// A view, from its plan: sampled from the decoded image, augmented where it lies, normalised and
+// A view, from its plan: sampled from the decoded image, augmented where it lies, normalized and
 // written once. A block program (block.h): one block makes one view.
 #pragma once
 
@@ -296,7 +296,7 @@ class ViewProgram {
     Operations<Block> operations(block, form.size, first, second, (int*)(scratch + at.strip));
     FASTAUG_ROLLED
     for (int i = 0; i < form.layers; ++i) operations.apply(layers[i]);
-    normalise(operations.view(), out);
+    normalize(operations.view(), out);
     block.sync();
   }
 
@@ -306,7 +306,7 @@ class ViewProgram {
     write_out(to, 3 * form.size - j, (levels - mean) * factor);
   }
 
-  FASTAUG_METHOD void normalise(const byte* levels, T* out) {
+  FASTAUG_METHOD void normalize(const byte* levels, T* out) {
     const int width = 3 * form.size;
     for (int i = block.team; i < form.size; i += block.teams)
       for (int j = LANES * block.lane; j < width; j += LANES * block.lanes) {

@@ -54,7 +54,7 @@ class TrainConfig:
     views: int = 4
     """K, the number of random views of each image in a step."""
     batch_size: int = 32
-    """Views in an optimiser step, of all ranks together: batch-size / views unique images."""
+    """Views in an optimizer step, of all ranks together: batch-size / views unique images."""
     augment: Literal["none", "crop-flip", "randaugment"] = "crop-flip"
     """What makes a view. none: the central crop; randaugment: crop, flip and RandAugment."""
     crop: Literal["resized", "pad"] = "resized"
@@ -75,8 +75,8 @@ class TrainConfig:
     """N, the operations that RandAugment applies one after another."""
     randaugment_magnitude: float = 5.0
     """M, the strength of RandAugment's operations, 0 to 10 (0 to 30 of the dali policy)."""
-    normalise: Literal["imagenet", "cifar"] = "imagenet"
-    """Whose channel means and deviations the views are normalised with."""
+    normalize: Literal["imagenet", "cifar"] = "imagenet"
+    """Whose channel means and deviations the views are normalized with."""
     views_dtype: Literal["fp32", "fp16", "bf16"] = "fp32"
     """What the loader hands out; fp16 and bf16 halve its memory and need --precision bf16 or
     fp16."""
@@ -100,17 +100,17 @@ class TrainConfig:
     average: Literal["losses", "probs", "logits"] = "losses"
     """What is averaged over the views of an image."""
     kl_weight: float = 1.0
-    """Weight of the pairwise KL between the views of an image; 0 is without the regulariser."""
+    """Weight of the pairwise KL between the views of an image; 0 is without the regularizer."""
     label_smoothing: float = 0.0
     """Share of the target spread evenly over the classes."""
     kernel: str = "auto"
     """Loss kernel: auto, a registered name, or package.module:attribute."""
 
-    # --- optimiser ---
+    # --- optimizer ---
     epochs: int = 12
     """Passes over the training images; the schedule ends with the last one."""
     max_steps: int = 0
-    """Stop after this many optimiser steps in all, schedule unchanged; 0 is no limit."""
+    """Stop after this many optimizer steps in all, schedule unchanged; 0 is no limit."""
     lr: float = 0.04
     """Learning rate, before --lr-scaling and --schedule."""
     lr_scaling: Literal["none", "unique-images"] = "none"
@@ -125,10 +125,10 @@ class TrainConfig:
     """Nesterov momentum."""
     weight_decay: float = 5e-4
     """Decay of the weights; gains, biases and SkipInit scalars have none."""
-    optimiser: Literal["sgd", "apex"] = "sgd"
+    optimizer: Literal["sgd", "apex"] = "sgd"
     """sgd: torch's fused SGD; apex: NVIDIA apex's FusedSGD (needs a GPU)."""
     accumulate: int = 1
-    """Parts that an optimiser step is computed in, to save memory."""
+    """Parts that an optimizer step is computed in, to save memory."""
     ema: float = 0.0
     """Decay of an exponential moving average of the weights, used in evaluation; 0 is off."""
 
@@ -242,7 +242,7 @@ class TrainConfig:
 
     @property
     def images_per_step(self) -> int:
-        """Unique images in an optimiser step over all ranks."""
+        """Unique images in an optimizer step over all ranks."""
         return self.batch_size // self.views
 
     def images_per_part(self, ranks: int = 1) -> int:

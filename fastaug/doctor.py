@@ -19,7 +19,7 @@ import fastaug
 from fastaug import cli
 from fastaug.diagnostics import installed, machine
 from fastaug.diagnostics.machine import Fact, one_line
-from fastaug.errors import ConfigError, KernelUnavailable
+from fastaug.errors import ConfigError, KernelUnavailableError
 from fastaug.kernels import Kernel, find_kernel, load_kernel
 from fastaug.runs.console import show_table
 from fastaug.runtime.atomic import write_json
@@ -162,7 +162,7 @@ def _first_line(text: str) -> str:
 def _is_ours(name: str) -> bool:
     try:
         return type(load_kernel(name)).__module__.startswith("fastaug.")
-    except KernelUnavailable:
+    except KernelUnavailableError:
         return False
 
 

@@ -24,21 +24,21 @@ class CheckpointError(FastaugError):
     """A checkpoint is missing, damaged, or belongs to another configuration."""
 
 
-class DamagedCheckpoint(CheckpointError):
+class DamagedCheckpointError(CheckpointError):
     """A checkpoint is not what was written: torn, altered, or never one."""
 
 
-class NonFinite(FastaugError):
+class NonFiniteError(FastaugError):
     """Too many steps in a row had a loss or gradient that is no number."""
 
 
-class RankLost(FastaugError):
+class RankLostError(FastaugError):
     """Another rank of the run has ended, or cannot be reached. To try again makes sense."""
 
     exit_code = 75
 
 
-class KernelUnavailable(FastaugError):
+class KernelUnavailableError(FastaugError):
     """A loss kernel was asked for by name and cannot run here."""
 
 

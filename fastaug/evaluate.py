@@ -13,7 +13,7 @@ from fastaug import cli
 from fastaug.config import TrainConfig, check_choices, flag
 from fastaug.data.sources import check_classes, open_split
 from fastaug.engine.evaluation import Evaluation
-from fastaug.engine.loaders import survey_images
+from fastaug.engine.loaders import scan_configured
 from fastaug.errors import ConfigError
 from fastaug.models import build_configured_model
 from fastaug.runs.checkpoint import checkpoint_file, evaluated_weights, load_checkpoint
@@ -26,7 +26,7 @@ from fastaug.runtime.device import (
     resolve_device,
 )
 from fastaug.runtime.distributed import Group
-from fastaug.runtime.torchrun import joined
+from fastaug.runtime.torchrun import join_process_group
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class EvaluateConfig:
 
 
 def main(args: Sequence[str]) -> int:
-    with joined() as group:
+    with join_process_group() as group:
         _evaluate(cli.parse(EvaluateConfig, args, prog="python -m fastaug.evaluate"), group)
     return 0
 
@@ -97,7 +97,7 @@ def _evaluate(options: EvaluateConfig, group: Group) -> None:
     keep_freed_memory(device)
     model = build_configured_model(config, len(images.classes))
     model.load_state_dict(evaluated_weights(state))
-    surveyed = group.in_turn(lambda: survey_images(config, images))
+    surveyed = group.in_turn(lambda: scan_configured(config, images))
     evaluation = Evaluation(surveyed, config, device, group, batch_size=options.batch_size)
     measures = evaluation.measure(model.to(device), views=config.tta)
     if not group.is_first:

@@ -17,7 +17,7 @@ from fastaug.experiments.results import Results, find_results
 from fastaug.experiments.selection import Selected, select_families
 from fastaug.experiments.show_config import FiguresConfig
 from fastaug.experiments.tables import Table, paper_tables
-from fastaug.runtime.atomic import whole_file
+from fastaug.runtime.atomic import atomic_write
 
 _FIRST = 3
 """Names in a line, at most."""
@@ -64,7 +64,7 @@ def _write(out: Path, selected: Sequence[Selected], only: Sequence[str]) -> list
     if page:
         files["figures.md"] = "\n".join(page).encode()
     for name, content in files.items():
-        with whole_file(out / name) as temporary:
+        with atomic_write(out / name) as temporary:
             temporary.write_bytes(content)
     return [out / name for name in files]
 

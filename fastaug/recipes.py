@@ -44,7 +44,7 @@ def cifar100_wrn_16_4() -> TrainConfig:
         data="",
         model="wrn-16-4",
         crop="pad",
-        normalise="cifar",
+        normalize="cifar",
         views=16,
         batch_size=64,
         epochs=128,
@@ -138,7 +138,7 @@ def imagenet_nf_resnet50() -> TrainConfig:
     - crops as TensorFlow draws them, which the paper's data pipeline is written in, resized
       bicubically without antialiasing, its default;
     - no warm-up: none is stated; plain momentum; no decay on gains and biases;
-    - dropout and stochastic depth are drawn for each view on its own, so the regulariser sees them.
+    - dropout and stochastic depth are drawn for each view on its own, so the regularizer sees them.
     """
     return TrainConfig(
         recipe="imagenet-nf-resnet50",
@@ -224,8 +224,8 @@ def mini_cifar() -> TrainConfig:
     """WRN-10-1 on 500 images of a CIFAR-like folder at K=4: about 90 seconds on one core.
 
     The regime that shows the paper's effects at this size is few images and many epochs: the
-    training images are fitted, and what is left is how well that generalises. Many images and few
-    epochs only underfit. WRN-16-1 costs twice as much and was not tried with the regulariser. The
+    training images are fitted, and what is left is how well that generalizes. Many images and few
+    epochs only underfit. WRN-16-1 costs twice as much and was not tried with the regularizer. The
     rate, times the unique images, is that of K=4: it is meant to be tuned for each K. A fifth of
     the folder's training images is held out to tune by. docs/paper.md says what else was tried.
     """
@@ -259,7 +259,7 @@ def mini_shapes() -> TrainConfig:
         data="shapes",
         validation=0.25,
         crop="resized",
-        normalise="imagenet",
+        normalize="imagenet",
     )
 
 

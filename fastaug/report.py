@@ -15,7 +15,7 @@ from fastaug.experiments.page_values import counted, size_text
 from fastaug.experiments.results import Results, find_results
 from fastaug.experiments.selection import Selected, select_families
 from fastaug.experiments.show_config import ReportConfig
-from fastaug.runtime.atomic import whole_file
+from fastaug.runtime.atomic import atomic_write
 
 _LINES = 5
 """Of the evidence of a claim; the page has all."""
@@ -32,7 +32,7 @@ def main(args: Sequence[str]) -> int:
     # Names of folders may be no UTF-8.
     page = write_page(content).encode(errors="backslashreplace")
     try:
-        with whole_file(out) as temporary:
+        with atomic_write(out) as temporary:
             temporary.write_bytes(page)
     except OSError as error:
         raise ConfigError(f"--out {out}: cannot be written ({error.strerror or error})") from error

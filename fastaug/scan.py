@@ -13,7 +13,7 @@ from tyro.conf import arg
 
 from fastaug import cli
 from fastaug.data.image_set import ImageSet
-from fastaug.data.scan import Survey, check_share, look_over
+from fastaug.data.scan import ScanResult, check_share, scan_set
 from fastaug.data.sources import Split, open_split_or_flat
 from fastaug.errors import ConfigError, DataError, printable
 from fastaug.runs.console import show_table
@@ -57,7 +57,7 @@ def main(args: Sequence[str]) -> int:
     out = cli.output_file("--out", options.out) if options.out else None
     scanned = []
     for images in open_sets(options.data):
-        found = look_over(images, full=options.full, workers=options.workers)
+        found = scan_set(images, full=options.full, workers=options.workers)
         scanned.append((images, found))
         show(images, found)
     if out is not None:
@@ -87,7 +87,7 @@ def _open(data: str, split: Split) -> ImageSet | DataError:
         return error
 
 
-def show(images: ImageSet, found: Survey) -> None:
+def show(images: ImageSet, found: ScanResult) -> None:
     facts, bad = describe(images, found), found.manifest.bad
     formats = ", ".join(f"{name} {count:,}" for name, count in facts["formats"].items())
     sizes = [facts[name] for name in ("smallest", "median", "largest")]
@@ -106,7 +106,7 @@ def show(images: ImageSet, found: Survey) -> None:
         print(printable(f"and {len(bad) - _SHOWN:,} more{rest}"))
 
 
-def describe(images: ImageSet, found: Survey) -> dict[str, Any]:
+def describe(images: ImageSet, found: ScanResult) -> dict[str, Any]:
     """What was found, as plain values; sizes are width and height, by area, of good images."""
     good = np.delete(found.manifest.sizes, list(found.manifest.bad), axis=0)
     order = np.argsort(good.prod(axis=1, dtype=np.int64), kind="stable")

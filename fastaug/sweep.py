@@ -25,7 +25,7 @@ from fastaug.experiments.sweep_study import open_storage, shown
 from fastaug.experiments.sweep_worker import run_stage
 from fastaug.recipes import get_recipe
 from fastaug.runs.console import show_table
-from fastaug.runtime.signals import Interrupted, InterruptRequest
+from fastaug.runtime.signals import StopSignals, TrainingInterruptedError
 
 PROG = "python -m fastaug.sweep"
 _NOT_HERE = {
@@ -46,9 +46,9 @@ def main(args: Sequence[str]) -> int:
     if plan.options.dry_run:
         return 0
     try:
-        with InterruptRequest() as interrupt:
+        with StopSignals() as interrupt:
             return sweep(plan, interrupt)
-    except Interrupted as interrupted:
+    except TrainingInterruptedError as interrupted:
         print(f"the same command goes on with it: {plan.folder}", file=sys.stderr)
         return interrupted.exit_code
 
@@ -101,7 +101,7 @@ def split_flags(args: Sequence[str]) -> tuple[list[str], list[str]]:
     return own, training
 
 
-def sweep(plan: Plan, interrupt: InterruptRequest) -> int:
+def sweep(plan: Plan, interrupt: StopSignals) -> int:
     options = plan.options
     try:
         plan.folder.mkdir(parents=True, exist_ok=True)

@@ -18,19 +18,25 @@ from fastaug.runs.checkpoint_writer import find_checkpoint, newest_checkpoint, r
 from fastaug.runs.console import show_table
 from fastaug.runs.folder import check_unused
 from fastaug.runtime.distributed import Group
-from fastaug.runtime.signals import Interrupted
-from fastaug.runtime.torchrun import is_restarted, joined, launch_name, launch_stamp, machines
+from fastaug.runtime.signals import TrainingInterruptedError
+from fastaug.runtime.torchrun import (
+    join_process_group,
+    launch_name,
+    launch_stamp,
+    machines,
+    was_restarted,
+)
 
 
 def main(args: Sequence[str]) -> int:
     if "--list-recipes" in args:
         show_recipes()
         return 0
-    with joined() as group:
+    with join_process_group() as group:
         config, checkpoint = group.from_first(lambda: configure(args, group))
         try:
             Trainer(config, checkpoint, group).fit()
-        except Interrupted as interrupted:
+        except TrainingInterruptedError as interrupted:
             return interrupted.exit_code
     return 0
 
@@ -99,7 +105,7 @@ def _as_power(rate: float) -> str:
 
 def _own_checkpoint(resume: str, out: str) -> Path | None:
     """Where a run that torchrun has started anew goes on, without being asked to."""
-    if not (is_restarted() or launch_name()):
+    if not (was_restarted() or launch_name()):
         return None
     folder = Path(out or resume or _folder_of_this_launch()).expanduser()
     if not folder.is_dir():
@@ -107,7 +113,7 @@ def _own_checkpoint(resume: str, out: str) -> Path | None:
     checkpoint = newest_checkpoint(folder, _say)
     if checkpoint is None:
         return None
-    if is_restarted() or load_checkpoint(checkpoint)["launch"] == launch_name():
+    if was_restarted() or load_checkpoint(checkpoint)["launch"] == launch_name():
         _say(f"started anew by torchrun: going on from {checkpoint}")
         return checkpoint
     return None

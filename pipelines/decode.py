@@ -26,7 +26,7 @@ def decode_pipeline(config: TrainConfig, device: str, padded: bool = False) -> D
         device="mixed" if device == "gpu" else "cpu",
         output_type=types.RGB,
         # As Pillow, torchvision and TensorFlow decode. The first is for a GPU: there DALI would
-        # enlarge the colours of a JPEG in a simpler way than on a CPU.
+        # enlarge the colors of a JPEG in a simpler way than on a CPU.
         jpeg_fancy_upsampling=True,
         adjust_orientation=False,
         **memory,

@@ -11,11 +11,11 @@ import torch
 
 from fastaug.config import TrainConfig
 from fastaug.data.image_set import ImageSet, decode
-from fastaug.data.retry import TryAgain, attempt, check_size, read_patiently
+from fastaug.data.retry import RetryError, attempt, check_size, read_with_retries
 from fastaug.data.sampler import BatchKey
 from fastaug.errors import DataError, first_line
-from fastaug.pipelines.ahead import ahead
 from fastaug.pipelines.decode import decode_pipeline
+from fastaug.pipelines.prefetch import prefetch
 from fastaug.views.plan import PAD, ViewPlans
 
 READERS = 8
@@ -57,8 +57,8 @@ class Decoder:
     def run(self, batches: Iterable[Planned]) -> Iterator[tuple[Planned, Any]]:
         """Each batch with its images, a TensorList of DALI."""
         depth = self._config.prefetch
-        read = ahead("read", batches, depth, self._start_reading, self._read, self._leave_unread)
-        return ahead("decode", read, depth, self._start_decoding, self._decoded, self._leave)
+        read = prefetch("read", batches, depth, self._start_reading, self._read, self._leave_unread)
+        return prefetch("decode", read, depth, self._start_decoding, self._decoded, self._leave)
 
     # --- reading ---
 
@@ -69,7 +69,7 @@ class Decoder:
     def _read(self, started: tuple[Planned, dict[int, Future]]) -> tuple[Planned, list[np.ndarray]]:
         batch, contents = started
         first = {index: content.result() for index, content in contents.items()}
-        found = read_patiently(self._images, first, self._content)
+        found = read_with_retries(self._images, first, self._content)
         return batch, [found[index] for index in map(int, batch.indices)]
 
     def _leave_unread(self, started: tuple[Planned, dict[int, Future]]) -> None:
@@ -113,12 +113,12 @@ class Decoder:
         return None if self._gpu is None else torch.cuda.current_stream(self._gpu)
 
     def _find_culprits(self, indices: np.ndarray) -> None:
-        """Raise BadImages for those that DALI stopped at, which it does not say, if they stay so.
+        """Raise BadImagesError for the images that DALI cannot decode, which it does not name.
 
-        They are read anew: an image may have been cut short just then.
+        They are read again: an image may have been truncated just then.
         """
         first = {index: attempt(self._decode_alone, index) for index in map(int, indices)}
-        read_patiently(self._images, first, self._decode_alone)
+        read_with_retries(self._images, first, self._decode_alone)
 
     def _decode_alone(self, index: int) -> None:
         """By the decoder alone: no other failure of the pipeline is an image's fault."""
@@ -144,7 +144,7 @@ class Decoder:
         changed = (np.array([shape[:2] for shape in shapes]) != expected).any(axis=1)
         if changed.any():
             self._find_culprits(indices)
-            raise TryAgain("an image was of another size for a moment", times=REBUILDS)
+            raise RetryError("an image was of another size for a moment", times=REBUILDS)
 
     def _warm_up(self, depth: int) -> None:
         """When first scheduled, a pipeline starts as many runs as its queue is deep.
@@ -160,8 +160,8 @@ class Decoder:
             self._decoder.outputs()
 
 
-def _stopped(error: RuntimeError) -> TryAgain:
-    return TryAgain(f"DALI stopped while decoding: {first_line(error)}", times=REBUILDS)
+def _stopped(error: RuntimeError) -> RetryError:
+    return RetryError(f"DALI stopped while decoding: {first_line(error)}", times=REBUILDS)
 
 
 def _ppm(image: np.ndarray) -> bytes:

@@ -14,7 +14,7 @@ from fastaug.pipelines.decoder import Planned
 from fastaug.runtime.cores import worker_count
 from fastaug.views.engine import StartedViews, ViewEngine
 from fastaug.views.packed_plan import Pictures
-from fastaug.views.render_spec import form_of
+from fastaug.views.render_spec import render_spec_of
 
 
 class FusedViews:
@@ -26,7 +26,7 @@ class FusedViews:
     def __init__(
         self, engine: ViewEngine, images: ImageSet, config: TrainConfig, device: torch.device
     ) -> None:
-        self._engine, self._form = engine, form_of(config)
+        self._engine, self._form = engine, render_spec_of(config)
         self._threads = max(1, worker_count(config.workers))
         self._array: Tensor | None = None
         if images.array is not None:  # lives where the views are made

@@ -16,13 +16,13 @@ import torch
 from fastaug.config import TrainConfig
 from fastaug.data.image_set import ImageSet
 from fastaug.data.sampler import BatchKey, Schedule
-from fastaug.pipelines.ahead import ahead
 from fastaug.pipelines.decoder import Decoder, Planned
 from fastaug.pipelines.fused_views import FusedViews
 from fastaug.pipelines.operator_views import OperatorViews
+from fastaug.pipelines.prefetch import prefetch
 from fastaug.runtime.cores import worker_count
 from fastaug.views.batch import ViewBatch
-from fastaug.views.engine import choose_engine
+from fastaug.views.engine import resolve_engine
 from fastaug.views.plan import draw_plans
 
 VIEWS_PER_DRAW = 8192
@@ -42,7 +42,7 @@ class DaliLoader(Schedule):
         super().__init__(images, config, **schedule)
         self._device = device
         self._stages: Stages | None = None
-        choose_engine(config, device)  # said, or refused, before anything is made
+        resolve_engine(config, device)  # said, or refused, before anything is made
 
     def _pass(self, keys: list[BatchKey]) -> Iterator[ViewBatch]:
         if self._stages is None:  # built when first used and kept: it takes 0.2 s and more
@@ -71,7 +71,7 @@ class Stages:
             # One more than is started ahead: to start another one would wait for the oldest.
             "prefetch_queue_depth": config.prefetch + 1,
         }
-        engine = choose_engine(config, device)
+        engine = resolve_engine(config, device)
         self._viewer: FusedViews | OperatorViews
         if engine is None:
             self._viewer = OperatorViews(images, config, per_batch, device, pipeline)
@@ -90,7 +90,9 @@ class Stages:
     def run(self, keys: Iterable[BatchKey]) -> Iterator[ViewBatch]:
         """The batches of the keys, in their order."""
         viewer, depth = self._viewer, self._config.prefetch
-        for made, views in ahead("views", self.decoded(keys), depth, viewer.start, viewer.finish):
+        for made, views in prefetch(
+            "views", self.decoded(keys), depth, viewer.start, viewer.finish
+        ):
             counts = [len(key.indices) for key in made.keys]
             for key, own in zip(made.keys, views.split(counts), strict=True):
                 labels = torch.from_numpy(self._images.labels[key.indices])

@@ -1,4 +1,4 @@
-"""The view pipeline: decoded images and view plans in, normalised views out, B*K at once.
+"""The view pipeline: decoded images and view plans in, normalized views out, B*K at once.
 
 Every sample is one view, so the graph does not grow with K, and samples of the same image share its
 memory. One pipeline with K copies of the graph is slower: benchmarks/view_pipelines.py.
@@ -13,7 +13,7 @@ from nvidia.dali.data_node import DataNode
 from fastaug.config import TrainConfig
 from fastaug.pipelines.randaugment import encode, randaugment
 from fastaug.views.plan import PAD, ViewPlans
-from fastaug.views.reference import LEVEL_TIE, NORMALISATION
+from fastaug.views.reference import LEVEL_TIE, NORMALIZATION
 
 # DALI has no operator that makes bf16: the loader does.
 _DTYPES = {"fp32": types.FLOAT, "fp16": types.FLOAT16, "bf16": types.FLOAT}
@@ -22,7 +22,7 @@ _INTERPOLATION = {"bicubic": types.INTERP_CUBIC, "bilinear": types.INTERP_LINEAR
 
 @pipeline_def(enable_conditionals=True)
 def view_pipeline(config: TrainConfig, device: str, decoded_on: str) -> DataNode:
-    """Inputs "images": [H, W, 3] uint8 and those of plan_inputs -> [S, S, 3], normalised."""
+    """Inputs "images": [H, W, 3] uint8 and those of plan_inputs -> [S, S, 3], normalized."""
     images = fn.external_source(
         name="images",
         device=decoded_on,
@@ -33,7 +33,7 @@ def view_pipeline(config: TrainConfig, device: str, decoded_on: str) -> DataNode
         no_copy=decoded_on == "cpu",
     )
     images = images.gpu() if device == "gpu" and decoded_on == "cpu" else images
-    return normalised_views(images, plan_sources(config), config)
+    return normalized_views(images, plan_sources(config), config)
 
 
 def plan_sources(config: TrainConfig, suffix: str = "") -> dict[str, DataNode]:
@@ -61,8 +61,8 @@ def plan_inputs(plans: ViewPlans, config: TrainConfig) -> dict[str, np.ndarray]:
     return inputs
 
 
-def normalised_views(images: DataNode, plan: dict[str, DataNode], config: TrainConfig) -> DataNode:
-    """Crop, resize, flip, RandAugment, normalise and cast, where the images are."""
+def normalized_views(images: DataNode, plan: dict[str, DataNode], config: TrainConfig) -> DataNode:
+    """Crop, resize, flip, RandAugment, normalize and cast, where the images are."""
     views = fn.slice(images, start=plan["start"], shape=plan["shape"], axes=[0, 1])
     if config.crop == "resized":
         views = fn.resize(
@@ -79,7 +79,7 @@ def normalised_views(images: DataNode, plan: dict[str, DataNode], config: TrainC
         views = fn.flip(views, horizontal=mirror)
         views = randaugment(views, plan["choices"], plan["numbers"], config)
         mirror = 0
-    mean, deviation = NORMALISATION[config.normalise]
+    mean, deviation = NORMALIZATION[config.normalize]
     return fn.crop_mirror_normalize(
         views,
         mirror=mirror,

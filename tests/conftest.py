@@ -43,7 +43,7 @@ def pytest_unconfigure() -> None:
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """An image that stays bad is not waited for; one test is about the true pauses."""
-    monkeypatch.setattr(reading, "PAUSES", (0.01, 0.01))
+    monkeypatch.setattr(reading, "RETRY_PAUSES", (0.01, 0.01))
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def colour_image(label: int, rng: np.random.Generator, size: int) -> np.ndarray:
+def color_image(label: int, rng: np.random.Generator, size: int) -> np.ndarray:
     """[size, size, 3] uint8: noise with one channel raised, so that a class can be learned."""
     image = rng.integers(0, 120, (size, size, 3))
     image[..., 2 - label] += 100
@@ -68,19 +68,19 @@ def write_folder(root: Path, counts: dict[str, int], size: int = 20) -> Path:
             folder = root / split / name
             folder.mkdir(parents=True)
             for i in range(count):
-                Image.fromarray(colour_image(label, rng, size)).save(folder / f"{i:02}.jpg")
+                Image.fromarray(color_image(label, rng, size)).save(folder / f"{i:02}.jpg")
     return root
 
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Class folders: 3 classes, 12 training and 5 test images each, 20 px."""
-    return write_folder(tmp_path_factory.mktemp("data") / "colours", {"train": 12, "test": 5})
+    return write_folder(tmp_path_factory.mktemp("data") / "colors", {"train": 12, "test": 5})
 
 
 @pytest.fixture
 def tiny(folder: Path, tmp_path: Path) -> Callable[..., TrainConfig]:
-    """A config of a few steps on the colour folders; keyword arguments change it."""
+    """A config of a few steps on the color folders; keyword arguments change it."""
 
     def make(**changes: object) -> TrainConfig:
         settings: dict = {

@@ -24,14 +24,14 @@ from emulated_gpu import show_images, shown
 from emulator import emulator
 from literal import literal_terms
 
-from fastaug.errors import KernelUnavailable
+from fastaug.errors import KernelUnavailableError
 from fastaug.kernels.cuda import CudaKernel, launch_plan
 from fastaug.views.cuda import CudaViews
 from fastaug.views.launch import Form, Places
 from fastaug.views.native import NativeViews
 from fastaug.views.packed_plan import LAYER, VIEW, Pictures, pictures_of
 from fastaug.views.plan import ViewPlans
-from fastaug.views.render_spec import ViewForm
+from fastaug.views.render_spec import RenderSpec
 
 SHARED_LIMIT, PROCESSORS, STREAM, SIDE, CONTEXT = 101376, 2, 0xABC0, 0xDEF0, 0x1000
 INVALID_CONTEXT, NO_BINARY = 201, 209
@@ -256,7 +256,7 @@ def check_errors(driver: FakeDriver) -> None:
     settings: dict = {"average": None, "kl_weight": 1.0, "label_smoothing": 0.0, "need_grad": True}
     kernel.value_and_grad(real, None, **settings)
     driver.fails = {"cuLaunchKernel": 701}
-    with pytest.raises(KernelUnavailable, match="CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"):
+    with pytest.raises(KernelUnavailableError, match="CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"):
         kernel.value_and_grad(real, None, **settings)
     driver.fails = {}
     logits.shape = (2, 100_000, 4)
@@ -279,7 +279,7 @@ def check_views(driver: FakeDriver, current: list[int]) -> None:
         plans = ViewPlans(boxes, np.array([[True, False, True]]), operations, arguments, size)
         pictures, kept = pictures_of(images)
         happened.clear()
-        form = ViewForm(dtype=dtype)
+        form = RenderSpec(dtype=dtype)
         started = engine.start(pictures, plans, form, threads=0, kept=kept)
         assert [what for _, what in engine._in_use] == [kept]
         found = started.finish()

@@ -25,7 +25,7 @@ from fastaug.toolchain.nvrtc import Program, compile_kernels
 from fastaug.views.cuda import DTYPES, VIEWS, CudaViews
 from fastaug.views.packed_plan import Pictures
 from fastaug.views.plan import ViewPlans
-from fastaug.views.render_spec import ViewForm
+from fastaug.views.render_spec import RenderSpec
 
 ARCHITECTURES = ("compute_80", "compute_90", "compute_100", "compute_120")
 SHARED_LIMIT = 232448
@@ -106,7 +106,7 @@ class EmulatedViews(CudaViews):
         self.gpu = EmulatedDevice(architecture, **options)
 
     def start(
-        self, pictures: Pictures, plans: ViewPlans, form: ViewForm, *, threads: int, kept: Any
+        self, pictures: Pictures, plans: ViewPlans, form: RenderSpec, *, threads: int, kept: Any
     ) -> Any:
         module = self.gpu.load(VIEWS, f"views_{DTYPES[form.dtype]}")
         show_images(module, pictures)

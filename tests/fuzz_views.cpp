@@ -49,10 +49,10 @@ Layer random_layer(int size) {
   layer.operation = whole(NOTHING, CUTOUT);
   switch (layer.operation) {
     case MOVE: {
-      const double angle = real(-4, 4), centre = (size - 1) / 2.0;
+      const double angle = real(-4, 4), center = (size - 1) / 2.0;
       const double cos = std::cos(angle), sin = std::sin(angle);
-      const double turn[6] = {cos, -sin, centre * (1 - cos + sin) + 0.5,
-                              sin, cos, centre * (1 - sin - cos) + 0.5};
+      const double turn[6] = {cos, -sin, center * (1 - cos + sin) + 0.5,
+                              sin, cos, center * (1 - sin - cos) + 0.5};
       const double shear[6] = {1, real(-3, 3), 0.5, real(-3, 3), 1, 0.5};
       const double shift[6] = {1, 0, real(-2.0 * size, 2.0 * size), 0, 1, extreme()};
       const double* chosen[] = {turn, shear, shift};

@@ -43,12 +43,12 @@ def png(
     pixels: bytes,
     *,
     depth: int = 8,
-    colour: int = 2,
+    color: int = 2,
     claim: int | None = None,
     extra: bytes = b"",
 ) -> bytes:
     """A PNG of rows that are made already, whatever its header says of them."""
-    header = chunk(b"IHDR", struct.pack(">IIBBBBB", *size, depth, colour, 0, 0, 0))
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", *size, depth, color, 0, 0, 0))
     data = chunk(b"IDAT", zlib.compress(pixels), claim)
     return b"\x89PNG\r\n\x1a\n" + header + extra + data + chunk(b"IEND", b"")
 

@@ -46,7 +46,7 @@ def _rank(
 ) -> None:
     import torch
 
-    from fastaug.runtime.torchrun import joined
+    from fastaug.runtime.torchrun import join_process_group
 
     torch.set_num_threads(1)
     os.chdir(folder)
@@ -54,7 +54,7 @@ def _rank(
     os.environ.update({name: str(value) for name, value in places.items()})
     os.environ.update({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)})
     try:
-        with joined() as group:
+        with join_process_group() as group:
             results.put((rank, work(group, *args)))
     except BaseException:
         results.put((rank, traceback.format_exc()))
@@ -63,11 +63,11 @@ def _rank(
 def train(group: Any, config: Any, checkpoint: Path | None = None) -> int:
     """A whole run on one of its ranks; returns its exit code."""
     from fastaug.engine.trainer import Trainer
-    from fastaug.runtime.signals import Interrupted
+    from fastaug.runtime.signals import TrainingInterruptedError
 
     try:
         Trainer(config, checkpoint, group).fit()
-    except Interrupted as interrupted:
+    except TrainingInterruptedError as interrupted:
         return interrupted.exit_code
     return 0
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import colour_image
+from conftest import color_image
 from PIL import Image
 
 from fastaug.data.sources import open_split
@@ -139,7 +139,7 @@ def photos(count: int, seed: int = 0, labels: tuple[int, ...] = (0, 1, 2)) -> li
     rng, out = np.random.default_rng(seed), []
     for i in range(count):
         file = io.BytesIO()
-        Image.fromarray(colour_image(i % 3, rng, 16 + i)).save(file, "jpeg")
+        Image.fromarray(color_image(i % 3, rng, 16 + i)).save(file, "jpeg")
         out.append((file.getvalue(), labels[i % len(labels)]))
     return out
 

@@ -343,7 +343,7 @@ def test_a_run_writes_the_table_and_the_picture(
 
 
 def is_picture(path: Path) -> bool:
-    """A PNG on which something is drawn in colour."""
+    """A PNG on which something is drawn in color."""
     with Image.open(path) as picture:
         pixels = np.asarray(picture.convert("RGB")).astype(int)
         return picture.format == "PNG" and bool((np.ptp(pixels, axis=2) > 100).sum() > 100)

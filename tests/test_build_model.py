@@ -101,7 +101,7 @@ def test_every_parameter_has_a_gradient(model: nn.Module) -> None:
 
 
 def excluded_from_decay(model: nn.Module) -> list[str]:
-    """By the rule of the optimiser: biases and gains by name, and the scale of batch norm."""
+    """By the rule of the optimizer: biases and gains by name, and the scale of batch norm."""
     norms = {n for n, module in model.named_modules() if isinstance(module, nn.BatchNorm2d)}
     return [
         name

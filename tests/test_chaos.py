@@ -66,7 +66,7 @@ def _nudge(state: dict[str, Any]) -> None:
 
 
 def _nudge_momentum(state: dict[str, Any]) -> None:
-    _flip(state["optimiser"]["state"][0]["momentum_buffer"])
+    _flip(state["optimizer"]["state"][0]["momentum_buffer"])
 
 
 def _flip(tensor: torch.Tensor) -> None:
@@ -85,7 +85,7 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
     "order": (_edit_records(lambda lines: lines.insert(2, lines.pop(5))), "another order"),
     "torn": (_edit_records(lambda lines: lines.insert(2, '{"kind": "tr\n')), "no JSON"),
     "weight": (_edit_state("last.pt", _nudge), "last.pt model"),
-    "momentum": (_edit_state("last.pt", _nudge_momentum), "last.pt optimiser"),
+    "momentum": (_edit_state("last.pt", _nudge_momentum), "last.pt optimizer"),
     "meter": (_edit_state("last.pt", lambda s: s["meter"]["sums"].add_(1)), "last.pt meter"),
     "best": (_edit_state("best.pt", lambda s: s.update(step=1)), "best.pt step"),
     "summary": (_other_measure, "summary.json measures nll"),

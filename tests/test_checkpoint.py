@@ -18,9 +18,9 @@ import torch
 
 import fastaug
 from fastaug.config import TrainConfig
-from fastaug.errors import CheckpointError, ConfigError, DamagedCheckpoint
+from fastaug.errors import CheckpointError, ConfigError, DamagedCheckpointError
 from fastaug.runs import checkpoint
-from fastaug.runs.checkpoint import load_checkpoint, write_checkpoint, write_whole
+from fastaug.runs.checkpoint import load_checkpoint, write_atomically, write_checkpoint
 
 STATE = {"config": {"views": 4}, "model": {"w": torch.arange(1000.0)}, "step": 7}
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -81,7 +81,7 @@ def places(length: int) -> list[int]:
 def is_found_damaged(path: Path) -> bool:
     try:
         load_checkpoint(path)
-    except DamagedCheckpoint as error:
+    except DamagedCheckpointError as error:
         return str(error).startswith(f"{path}: damaged")
     return False
 
@@ -106,7 +106,7 @@ def test_any_end_that_is_missing_is_found(path: Path) -> None:
 @pytest.mark.parametrize("tail", [b"\0", b"\0" * 4096, b"more"], ids=len)
 def test_an_end_that_is_too_much_is_found(path: Path, tail: bytes) -> None:
     path.write_bytes(path.read_bytes() + tail)
-    with pytest.raises(DamagedCheckpoint):
+    with pytest.raises(DamagedCheckpointError):
         load_checkpoint(path)
 
 
@@ -114,13 +114,13 @@ def test_zeros_in_the_place_of_a_page_are_found(path: Path) -> None:
     """What a file system leaves after a power cut."""
     whole = path.read_bytes()
     path.write_bytes(whole[:1024] + bytes(1024) + whole[2048:])
-    with pytest.raises(DamagedCheckpoint, match="its checksum differs"):
+    with pytest.raises(DamagedCheckpointError, match="its checksum differs"):
         load_checkpoint(path)
 
 
 def test_a_checksum_that_is_missing(tmp_path: Path) -> None:
     torch.save({"format": 2, "version": fastaug.__version__, **STATE}, tmp_path / "x.pt")
-    with pytest.raises(DamagedCheckpoint, match=r"x\.pt: damaged \(its checksum is missing\)"):
+    with pytest.raises(DamagedCheckpointError, match=r"x\.pt: damaged \(its checksum is missing\)"):
         load_checkpoint(tmp_path / "x.pt")
 
 
@@ -153,7 +153,9 @@ def test_weights_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [b"", b"text\n", b"PK\x03\x04", b"\x80\x02."], ids=repr)
 def test_what_is_no_checkpoint(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "last.pt").write_bytes(content)
-    with pytest.raises(DamagedCheckpoint, match=r"last\.pt: damaged, or not a fastaug checkpoint"):
+    with pytest.raises(
+        DamagedCheckpointError, match=r"last\.pt: damaged, or not a fastaug checkpoint"
+    ):
         load_checkpoint(tmp_path / "last.pt")
 
 
@@ -171,7 +173,7 @@ def test_what_cannot_be_read_is_not_always_damaged(
     monkeypatch.setattr(Path, "read_bytes", fails)
     with pytest.raises(CheckpointError, match=r"cannot be read \(") as caught:
         load_checkpoint(path)
-    assert isinstance(caught.value, DamagedCheckpoint) == damage
+    assert isinstance(caught.value, DamagedCheckpointError) == damage
 
 
 def test_too_little_memory_is_no_damage(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,7 +228,7 @@ class TestOthersFiles:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         for bomb in (content, with_checksum(content)):
             (tmp_path / "x.pt").write_bytes(bomb)
-            with pytest.raises(DamagedCheckpoint, match="compressed entries"):
+            with pytest.raises(DamagedCheckpointError, match="compressed entries"):
                 load_checkpoint(tmp_path / "x.pt")
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # kB
 
@@ -243,7 +245,7 @@ class TestOthersFiles:
             archive.writestr("archive/room", random.Random(0).randbytes(5000))
         (tmp_path / "x.pt").write_bytes(with_checksum(file.getvalue()))
         assert torch.load(tmp_path / "x.pt")["step"] == 7  # torch itself does not mind
-        with pytest.raises(DamagedCheckpoint, match="compressed entries"):
+        with pytest.raises(DamagedCheckpointError, match="compressed entries"):
             load_checkpoint(tmp_path / "x.pt")
 
     def test_many_entries_of_one_piece_of_data(self, tmp_path: Path) -> None:
@@ -256,7 +258,7 @@ class TestOthersFiles:
                 copy.filename = f"archive/data/{number}"
                 archive.filelist.append(copy)
         (tmp_path / "x.pt").write_bytes(with_checksum(file.getvalue()))
-        with pytest.raises(DamagedCheckpoint, match="entries larger than the file"):
+        with pytest.raises(DamagedCheckpointError, match="entries larger than the file"):
             load_checkpoint(tmp_path / "x.pt")
 
     def test_an_entry_that_claims_more_than_there_is(self, tmp_path: Path) -> None:
@@ -264,7 +266,7 @@ class TestOthersFiles:
         entry = archive.rindex(b"PK\x01\x02")
         archive[entry + 24 : entry + 28] = (1 << 31).to_bytes(4, "little")
         (tmp_path / "x.pt").write_bytes(with_checksum(bytes(archive)))
-        with pytest.raises(DamagedCheckpoint, match="entries larger than the file"):
+        with pytest.raises(DamagedCheckpointError, match="entries larger than the file"):
             load_checkpoint(tmp_path / "x.pt")
 
     def test_a_bare_state_dict(self, tmp_path: Path) -> None:
@@ -284,7 +286,7 @@ class TestVersions:
         torch.save({"format": 1, **STATE}, tmp_path / "old.pt")
         with pytest.raises(CheckpointError) as caught:
             load_checkpoint(tmp_path / "old.pt")
-        assert not isinstance(caught.value, DamagedCheckpoint)
+        assert not isinstance(caught.value, DamagedCheckpointError)
         assert str(caught.value) == (
             f"{tmp_path}/old.pt: written in checkpoint format 1, and this is fastaug "
             f"{fastaug.__version__}, which reads 2; load it with the version that wrote it"
@@ -359,7 +361,7 @@ class TestWriting:
                 return super().write(data)  # type: ignore[arg-type]
 
         with pytest.raises(OSError, match="No space left") as caught:
-            write_whole(path, lambda _file: torch.save(STATE, Full()))
+            write_atomically(path, lambda _file: torch.save(STATE, Full()))
         assert caught.value.errno == errno.ENOSPC
         assert path.read_bytes() == before
 
@@ -387,5 +389,5 @@ class TestWriting:
 def test_a_checkpoint_asks_for_tensors_alone(tmp_path: Path) -> None:
     """torch's weights_only would make a bytearray of any size that a few bytes ask for."""
     write_checkpoint(tmp_path / "x.pt", {"config": {}, "filler": bytearray(16)})
-    with pytest.raises(DamagedCheckpoint, match=r"it asks for .*bytearray"):
+    with pytest.raises(DamagedCheckpointError, match=r"it asks for .*bytearray"):
         load_checkpoint(tmp_path / "x.pt")

@@ -70,9 +70,9 @@ def test_a_mistake_ends_with_one_line(
         ("--model wrn-17-2", "nearest: wrn-16-2"),
         ("--model nf_resnet5", "nf_resnet50"),
         ("--kernel referense", "did you mean reference"),
-        ("--optimiser apex", "NVIDIA's apex is not installed"),
+        ("--optimizer apex", "NVIDIA's apex is not installed"),
         ("--dropout 0.5", "has no dropout"),
-        ("--batch-size 400", "36 images are less than one optimiser step of 100"),
+        ("--batch-size 400", "36 images are less than one optimizer step of 100"),
     ],
 )
 def test_a_mistake_that_needs_the_data(

@@ -290,7 +290,7 @@ ROOM, TARGETS = make(4, 6, 50)
 def test_strides_are_taken_as_they_are(logits: Tensor) -> None:
     targets = TARGETS.repeat_interleave(2)[::2][: len(logits)] % logits.shape[2]
     statistics = check(EmulatedKernel("compute_80"), logits, torch.stack([targets] * 2, 1)[:, 0])
-    # The kernel is given the very memory of the logits; only neighbours must be neighbours.
+    # The kernel is given the very memory of the logits; only neighbors must be neighbors.
     copied = statistics["params"][0]["nbytes"] != 4 * ROOM.numel()
     assert copied == (logits.stride(2) != 1)
 
@@ -325,5 +325,7 @@ def test_no_images_and_unfit_views() -> None:
     assert grad is not None
     assert grad.shape == (0, 3, 5)
     assert grad.dtype == torch.bfloat16
-    with pytest.raises(cuda.KernelUnavailable, match=r"400 views .* 4096 bytes .* use reference"):
+    with pytest.raises(
+        cuda.KernelUnavailableError, match=r"400 views .* 4096 bytes .* use reference"
+    ):
         check(kernel, *make(1, 400, 3))

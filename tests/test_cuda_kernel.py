@@ -20,7 +20,7 @@ import pytest
 import torch
 from emulator import needs_emulator
 
-from fastaug.errors import KernelUnavailable
+from fastaug.errors import KernelUnavailableError
 from fastaug.kernels.cuda import OBJECTIVE, RESERVED, CudaKernel, launch_plan, shared_bytes
 from fastaug.toolchain import cuda_driver, nvrtc
 
@@ -113,11 +113,11 @@ def test_supports_says_why_not(logits: torch.Tensor, reason: str) -> None:
 
 
 def test_without_the_bindings_or_the_driver_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(KernelUnavailable, match="cannot load NVIDIA's driver: "):
+    with pytest.raises(KernelUnavailableError, match="cannot load NVIDIA's driver: "):
         cuda_driver._driver()
     for loader in (cuda_driver._driver, nvrtc._nvrtc.__wrapped__):
         monkeypatch.setitem(sys.modules, "cuda.bindings", None)
-        with pytest.raises(KernelUnavailable, match="pip install cuda-bindings"):
+        with pytest.raises(KernelUnavailableError, match="pip install cuda-bindings"):
             loader()
 
 
@@ -127,7 +127,7 @@ def test_the_architecture_is_the_gpus_or_the_newest_before_it() -> None:
     assert nvrtc.architecture_for((12, 0), known) == "sm_120"
     assert nvrtc.architecture_for((13, 0), known) == "compute_120"
     assert nvrtc.architecture_for((10, 3), known) == "compute_90"
-    with pytest.raises(KernelUnavailable, match=r"capability 7\.5 and up, the GPU has 7\.0"):
+    with pytest.raises(KernelUnavailableError, match=r"capability 7\.5 and up, the GPU has 7\.0"):
         nvrtc.architecture_for((7, 0), known)
 
 
@@ -163,7 +163,9 @@ def test_what_does_not_compile_is_told_in_one_line(
     with (tmp_path / "cuda" / "objective.cu").open("a") as source:
         source.write("__device__ int f() { return missing; }\n")
     monkeypatch.setattr(nvrtc, "source_folder", lambda: tmp_path / "cuda")
-    with pytest.raises(KernelUnavailable, match=r'^NVRTC .* for sm_80: .*"missing" is undefined$'):
+    with pytest.raises(
+        KernelUnavailableError, match=r'^NVRTC .* for sm_80: .*"missing" is undefined$'
+    ):
         nvrtc.compile_kernels(OBJECTIVE, "sm_80", only="objective_none_f32")
 
 

@@ -28,7 +28,7 @@ from fastaug.data import retry as reading
 from fastaug.data import torch_loader
 from fastaug.data.image_set import ImageSet
 from fastaug.data.sources import open_split
-from fastaug.engine.loaders import build_evaluation_loader, survey_images
+from fastaug.engine.loaders import build_evaluation_loader, scan_configured
 from fastaug.errors import DataError
 from fastaug.views.batch import ViewBatch
 
@@ -53,7 +53,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "PAUSES", (0.0, 0.01))
+    monkeypatch.setattr(reading, "RETRY_PAUSES", (0.0, 0.01))
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def make(tiny: Tiny, data: Path) -> Tiny:
 
 
 def surveyed(config: TrainConfig) -> ImageSet:
-    return survey_images(config, open_split(config.data, "train"))
+    return scan_configured(config, open_split(config.data, "train"))
 
 
 def knowing(images: ImageSet, *bad: int) -> ImageSet:
@@ -121,7 +121,7 @@ class TestQuarantine:
         if damage == "another size":
             assert "another size than when the run began" in line
         if damage != "gone":  # what is whole is found good by another run, of whatever size it is
-            again = survey_images(config, open_split(config.data, "train"))
+            again = scan_configured(config, open_split(config.data, "train"))
             assert list(again.bad) == ([] if damage == "another size" else [victim])
 
     @pytest.mark.parametrize("crop", ["resized", "pad"])
@@ -220,8 +220,8 @@ class TestQuarantine:
         images = surveyed(config)
         content = images.files[7].read_bytes()
         images.files[7].write_bytes(b"")
-        with pytest.raises(reading.BadImages) as raised:
-            reading.read_patiently(images, {7: reading.Failure("x", True)}, images.image)
+        with pytest.raises(reading.BadImagesError) as raised:
+            reading.read_with_retries(images, {7: reading.Failure("x", True)}, images.image)
         time.sleep(0.01)
         images.files[7].write_bytes(content)
         assert list(reading.quarantine(images, raised.value, 0.2).bad) == [7]
@@ -245,7 +245,7 @@ class TestPatience:
             if seconds == 0.3:
                 victim.write_bytes(content)
 
-        monkeypatch.setattr(reading, "PAUSES", (0.1, 0.3, 1.0, 3.0))
+        monkeypatch.setattr(reading, "RETRY_PAUSES", (0.1, 0.3, 1.0, 3.0))
         monkeypatch.setattr(reading.time, "sleep", sleep)
         loader = fastaug.build_loader(config, images)
         batches = iter(loader)
@@ -290,7 +290,7 @@ class TestEvaluation:
     ) -> None:
         """Of 15 images in batches of two: 2 and 3 are a batch, 14 is the last one alone."""
         config = make(kind, max_bad=0.5)
-        images = survey_images(config, open_split(str(data), "test"))
+        images = scan_configured(config, open_split(str(data), "test"))
         expected: dict[int, torch.Tensor] = {
             int(index): views
             for batch in build_evaluation_loader(config, images, views=2, batch_size=4)
@@ -392,7 +392,7 @@ class TestWorkers:
             def __iter__(self) -> Iterator[object]:
                 raise EOFError
 
-        with pytest.raises(reading.TryAgain, match=r"has died \(EOFError\)"):
+        with pytest.raises(reading.RetryError, match=r"has died \(EOFError\)"):
             list(torch_loader._while_workers_live(Dying()))
 
 

@@ -18,7 +18,7 @@ from fastaug.config import TrainConfig
 from fastaug.engine.learner import Learner
 from fastaug.engine.trainer import Trainer
 from fastaug.errors import ConfigError, DataError
-from fastaug.models import synchronise_batch_norm
+from fastaug.models import synchronize_batch_norm
 from fastaug.runs.checkpoint import load_checkpoint
 from fastaug.runtime.distributed import Agreement, Group, lost_rank
 from tests.ranks import run_ranks, train, train_until_signalled
@@ -95,22 +95,22 @@ def _through_norms(model: nn.Module, images: Tensor) -> list[Tensor]:
     return [*(p.grad for p in model.parameters()), *model.buffers()]
 
 
-def _synchronised(group: Group, images: np.ndarray) -> list[np.ndarray]:
+def _synchronized(group: Group, images: np.ndarray) -> list[np.ndarray]:
     model = _norms()
-    synchronise_batch_norm(model, "a model", group)
+    synchronize_batch_norm(model, "a model", group)
     own = torch.from_numpy(images)[:, group.rank :: group.ranks]
     return [group.mean_(tensor.double()).numpy() for tensor in _through_norms(model, own)]
 
 
-def test_synchronised_batch_norm_is_that_of_the_whole_batch() -> None:
+def test_synchronized_batch_norm_is_that_of_the_whole_batch() -> None:
     images = 100 + torch.randn(2, 6, 3, 8, 8, generator=torch.Generator().manual_seed(4)).double()
     expected = _through_norms(_norms(), images)
-    for ranks in run_ranks(2, _synchronised, images.numpy()):
+    for ranks in run_ranks(2, _synchronized, images.numpy()):
         for found, wanted in zip(ranks, expected, strict=True):
             np.testing.assert_allclose(found, wanted.numpy(), rtol=1e-9, atol=1e-9)
 
 
-def test_a_training_with_synchronised_batch_norm(tiny: Tiny) -> None:
+def test_a_training_with_synchronized_batch_norm(tiny: Tiny) -> None:
     """Looser than without: batch norm makes more of the last digits."""
     changes = {"batch_norm": "sync", "max_steps": 2, "lr": 0.01, "kernel": "reference"}
     config = tiny(model="resnet18", **changes)
@@ -133,7 +133,7 @@ def test_local_batch_norm_is_that_of_parts(tiny: Tiny) -> None:
 
 
 @pytest.mark.parametrize("model", ["wrn-10-1", "timm/test_efficientnet"])
-def test_batch_norm_that_cannot_be_synchronised(tiny: Tiny, model: str) -> None:
+def test_batch_norm_that_cannot_be_synchronized(tiny: Tiny, model: str) -> None:
     config = tiny(model=model, batch_norm="sync", size=32)
     with pytest.raises(ConfigError, match=f"--batch-norm sync: {model} has .*; use local"):
         Learner(config, 3, torch.device("cpu"))

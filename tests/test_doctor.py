@@ -186,8 +186,8 @@ class TestKernels:
         fastaug.register_kernel("mine", kernel)
         with monkeypatch.context() as patch:
             patch.setattr(Wrong, "factor", 1)
-            assert registry.is_admitted(kernel, CPU).admitted
-        assert registry.is_admitted(kernel, CPU).admitted  # it is remembered
+            assert registry.check_admission(kernel, CPU).admitted
+        assert registry.check_admission(kernel, CPU).admitted  # it is remembered
         assert doctor.check("mine", None, CPU).admitted is False
 
     def test_one_that_fails_when_it_is_timed(self, capsys: pytest.CaptureFixture) -> None:

@@ -125,7 +125,7 @@ def test_a_killed_rank_starts_the_group_anew(whole: tuple, tmp_path: Path) -> No
     assert 4 <= ended - every <= resumed <= ended + 1  # what no checkpoint had, was trained again
 
     ours, theirs = (load_checkpoint(folder / "last.pt") for folder in (out, undisturbed))
-    for part in ("model", "optimiser"):
+    for part in ("model", "optimizer"):
         torch.testing.assert_close(ours[part], theirs[part], rtol=0, atol=0)
     # By index: every step had the images that it should have had, in its last attempt; and only
     # steps after the checkpoint had more than one.

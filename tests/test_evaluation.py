@@ -17,7 +17,7 @@ from torch import nn
 from fastaug import cli, evaluate, train
 from fastaug.config import TrainConfig
 from fastaug.data.image_set import ImageSet
-from fastaug.data.scan import survey
+from fastaug.data.scan import scan_images
 from fastaug.data.sources import open_split
 from fastaug.engine.evaluation import Evaluation
 from fastaug.views.philox import TEST_VIEWS
@@ -28,8 +28,8 @@ Tiny = Callable[..., TrainConfig]
 CPU = torch.device("cpu")
 
 
-class MeanColour(nn.Module):
-    """Seven logits from the mean colour of a view; nothing that depends on the batch."""
+class MeanColor(nn.Module):
+    """Seven logits from the mean color of a view; nothing that depends on the batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class MeanColour(nn.Module):
 
 
 def images_of(folder: Path) -> ImageSet:
-    return survey(open_split(str(folder), "test"))
+    return scan_images(open_split(str(folder), "test"))
 
 
 def probabilities(logits: np.ndarray) -> np.ndarray:
@@ -52,7 +52,7 @@ def probabilities(logits: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("batch_size", [1, 4, 256])
 @pytest.mark.parametrize("views", [0, 1, 3])
 def test_the_measures_by_hand(tiny: Tiny, folder: Path, views: int, batch_size: int) -> None:
-    config, images, model = tiny(), images_of(folder), MeanColour()
+    config, images, model = tiny(), images_of(folder), MeanColor()
     evaluation = Evaluation(images, config, CPU, batch_size=batch_size)
     found = evaluation.measure(model, views=views)
 
@@ -101,8 +101,8 @@ def test_bad_images_do_not_count(tiny: Tiny, folder: Path, tmp_path: Path, loade
     (without / "test/red/02.jpg").unlink()
     config = tiny(loader=loader, crop="pad", size=20)  # views are then the same for any number
     found = [
-        Evaluation(survey(open_split(str(data), "test"), max_bad=0.1), config, CPU).measure(
-            MeanColour(), views=0
+        Evaluation(scan_images(open_split(str(data), "test"), max_bad=0.1), config, CPU).measure(
+            MeanColor(), views=0
         )
         for data in (with_bad, without)
     ]
@@ -110,7 +110,7 @@ def test_bad_images_do_not_count(tiny: Tiny, folder: Path, tmp_path: Path, loade
 
 
 def test_the_model_is_left_in_its_mode(tiny: Tiny, folder: Path) -> None:
-    model = MeanColour()
+    model = MeanColor()
     seen = []
     model.register_forward_hook(lambda module, *_: seen.append(module.training))
     Evaluation(images_of(folder), tiny(), CPU).measure(model, views=0)
@@ -124,7 +124,7 @@ def test_what_on_batch_raises_ends_the_evaluation(tiny: Tiny, folder: Path) -> N
 
     evaluation = Evaluation(images_of(folder), tiny(), CPU)
     with pytest.raises(KeyboardInterrupt):
-        evaluation.measure(MeanColour(), views=2, on_batch=stop)
+        evaluation.measure(MeanColor(), views=2, on_batch=stop)
 
 
 class TestCommand:

@@ -182,7 +182,7 @@ def test_the_average_is_what_is_written(save: Save) -> None:
 
 
 def test_the_metadata_rebuild_the_network(save: Save) -> None:
-    path, network = save(normalise="cifar", crop="pad")
+    path, network = save(normalize="cifar", crop="pad")
     state = checkpoint.load_checkpoint(path)
     out = path.with_name("x.safetensors")
     out.write_bytes(weights_as_safetensors(state))
@@ -235,7 +235,7 @@ def check_that_weights_are_folded(file: Path, network: nn.Module) -> None:
 
 class TestFolding:
     class Scaled(nn.Module):
-        """x * (a standardised weight), and a weight that only it needs."""
+        """x * (a standardized weight), and a weight that only it needs."""
 
         def __init__(self) -> None:
             super().__init__()

@@ -31,7 +31,7 @@ from fastaug.experiments.tables import TABLES
 BASE = TrainConfig(
     recipe="cifar100-wrn-16-4", model="wrn-16-4", data="/data/cifar", views=1, batch_size=64, tta=4
 )
-WITH, WITHOUT = "with the regulariser", "without the regulariser"
+WITH, WITHOUT = "with the regularizer", "without the regularizer"
 
 
 def measures(top1: float) -> dict[str, float]:
@@ -68,7 +68,7 @@ def runs(tmp_path: Path) -> Runs:
 
 @pytest.fixture
 def grid(runs: Runs) -> Runs:
-    """K = 1, 2, 4 of all objectives; two seeds of one setting; logits miss K=2 regularised."""
+    """K = 1, 2, 4 of all objectives; two seeds of one setting; logits miss K=2 regularized."""
     runs.add(0.60)
     runs.add(0.50, augment="none")
     for views in (2, 4):
@@ -126,7 +126,7 @@ def test_accuracy_versus_views(grid: Runs) -> None:
     assert drawn.name == "accuracy-wrn-16-4-on-cifar"
 
 
-def test_objectives_differ_by_more_than_colour(grid: Runs) -> None:
+def test_objectives_differ_by_more_than_color(grid: Runs) -> None:
     (central, _) = axes(grid.draw_one("accuracy"))
     by_gid = {str(line.get_gid()): line for line in central.get_lines()}
     of = [by_gid[f"{average} {WITH}"] for average in ("losses", "probs", "logits")]
@@ -198,7 +198,7 @@ def test_kl_weight(runs: Runs) -> None:
         ([(4, 0.0)], 1.0),
     ],
 )
-def test_which_weight_is_the_regulariser(
+def test_which_weight_is_the_regularizer(
     runs: Runs, weights: list[tuple[int, float]], taken: float
 ) -> None:
     for views, weight in weights:

@@ -13,7 +13,7 @@ import torch
 from fastaug import train
 from fastaug.errors import CheckpointError, ConfigError
 from fastaug.runs.checkpoint import write_checkpoint
-from fastaug.runs.checkpoint_writer import CheckpointSaver, find_checkpoint, newest_checkpoint
+from fastaug.runs.checkpoint_writer import CheckpointWriter, find_checkpoint, newest_checkpoint
 from tests.states import state_of, step_in
 
 
@@ -74,7 +74,7 @@ class TestNewest:
 
     def test_steps_are_numbers(self, tmp_path: Path, said: list[str]) -> None:
         for step in (999_999_999, 5):
-            writer = CheckpointSaver(tmp_path, keep=2, say=said.append)
+            writer = CheckpointWriter(tmp_path, keep=2, say=said.append)
             writer.save(state_of(step))
             writer.close()
         (tmp_path / "last.pt").unlink()
@@ -171,7 +171,7 @@ class TestWhereARunGoesOn:
         folder = Path("runs/x")
         folder.mkdir(parents=True)
         for step in (10, 20, 30):
-            writer = CheckpointSaver(folder, keep=3, say=print)
+            writer = CheckpointWriter(folder, keep=3, say=print)
             writer.save(state_of(step), best=step == 20)
             writer.close()
         return folder

@@ -16,7 +16,7 @@ import pytest
 from fastaug.config import TrainConfig
 from fastaug.errors import ConfigError
 from fastaug.runs import lock as folder_lock
-from fastaug.runs.checkpoint_writer import CheckpointSaver, newest_checkpoint
+from fastaug.runs.checkpoint_writer import CheckpointWriter, newest_checkpoint
 from fastaug.runs.folder import RunFolder
 from fastaug.runs.lock import FolderLock, wait_until_free
 from tests.states import state_of, step_in
@@ -30,7 +30,7 @@ def said() -> list[str]:
 
 
 def save(folder: Path, step: int) -> None:
-    saver = CheckpointSaver(folder, keep=3, say=print)
+    saver = CheckpointWriter(folder, keep=3, say=print)
     saver.save(state_of(step))
     saver.close()
 

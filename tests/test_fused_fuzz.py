@@ -13,7 +13,7 @@ from fastaug.runtime.device import cpp_compiler
 from fastaug.toolchain.build import source_folder
 
 PROGRAM = Path(__file__).parent / "fuzz_views.cpp"
-# Not optimised: what is reported is the same, and compiling takes a third of the time.
+# Not optimized: what is reported is the same, and compiling takes a third of the time.
 FLAGS = ("-std=c++17", "-O0", "-g", "-pthread", "-w", "-ffp-contract=off")
 
 

@@ -27,16 +27,16 @@ from fastaug.data import retry as reading
 from fastaug.data.sampler import BatchKey
 from fastaug.data.sources import open_split
 from fastaug.engine.loaders import build_evaluation_loader
-from fastaug.errors import DataError, KernelUnavailable
+from fastaug.errors import DataError, KernelUnavailableError
 from fastaug.kernels.admission import KernelReport
 from fastaug.pipelines import loader as dali_loader
 from fastaug.views import admission, engine, native
 from fastaug.views.batch import ViewBatch
-from fastaug.views.reference import NORMALISATION
+from fastaug.views.reference import NORMALIZATION
 
 Tiny = Callable[..., TrainConfig]
 FUSED = {"loader": "dali", "views_engine": "fused"}
-LEVEL = 1 / min(min(deviation) for _, deviation in NORMALISATION.values())
+LEVEL = 1 / min(min(deviation) for _, deviation in NORMALIZATION.values())
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,7 @@ class TestViews:
             {},
             {"augment": "none"},
             {"crop_area": (0.08, 1.0), "crop_sampling": "tf", "size": 50},
-            {"normalise": "cifar", "size": 8, "antialias": True},
+            {"normalize": "cifar", "size": 8, "antialias": True},
             {"interpolation": "bilinear", "size": 31},
             {"interpolation": "bilinear", "antialias": True, "size": 8},
         ],
@@ -123,7 +123,7 @@ class TestViews:
             data=in_memory,
             crop="pad",
             size=20,
-            normalise="cifar",
+            normalize="cifar",
             augment=augment,  # type: ignore[arg-type]
             batch_size=batch_size,
         )
@@ -175,7 +175,7 @@ class TestRuns:
     def test_a_file_that_changed_under_the_run(
         self, tmp_path: Path, photos: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(reading, "PAUSES", (0.01,))
+        monkeypatch.setattr(reading, "RETRY_PAUSES", (0.01,))
         shutil.copytree(photos, tmp_path / "copy")
         config = TrainConfig(data=str(tmp_path / "copy"), batch_size=8, **FUSED)
         loader = fastaug.build_loader(config)
@@ -261,14 +261,14 @@ class TestChoice:
     ) -> None:
         with caplog.at_level(logging.INFO, "fastaug"):
             for _ in range(2):
-                chosen = engine.choose_engine(self.config(), torch.device("cpu"))
+                chosen = engine.resolve_engine(self.config(), torch.device("cpu"))
         assert isinstance(chosen, native.NativeViews)
         assert caplog.messages.count("views engine: fused (native)") == 1
 
     def test_dali_means_its_operators(self, caplog: pytest.LogCaptureFixture) -> None:
         with caplog.at_level(logging.INFO, "fastaug"):
             config = self.config(views_engine="dali")
-            assert engine.choose_engine(config, torch.device("cpu")) is None
+            assert engine.resolve_engine(config, torch.device("cpu")) is None
         assert caplog.messages == ["views engine: dali"]
 
     def test_an_evaluation_s_other_choice_is_not_said(
@@ -276,8 +276,8 @@ class TestChoice:
     ) -> None:
         config = self.config(augment="randaugment", randaugment_policy="dali")
         with caplog.at_level(logging.INFO, "fastaug"):
-            engine.choose_engine(config, torch.device("cpu"))
-            engine.choose_engine(replace(config, augment="none"), torch.device("cpu"))
+            engine.resolve_engine(config, torch.device("cpu"))
+            engine.resolve_engine(replace(config, augment="none"), torch.device("cpu"))
         assert [text for text in caplog.messages if "engine" in text] == [
             "views engine: dali (its own RandAugment policy)"
         ]
@@ -285,13 +285,13 @@ class TestChoice:
     def test_another_device(self) -> None:
         images = [torch.zeros(9, 9, 3, dtype=torch.uint8)]
         plan = fastaug.plan_views(images, views=2, size=8)
-        with pytest.raises(KernelUnavailable, match="made on cpu and cuda, not on meta"):
+        with pytest.raises(KernelUnavailableError, match="made on cpu and cuda, not on meta"):
             fastaug.make_views([image.to("meta") for image in images], plan)
 
     def test_dali_s_own_policy_is_for_its_operators(self, caplog: pytest.LogCaptureFixture) -> None:
         config = self.config(augment="randaugment", randaugment_policy="dali")
         with caplog.at_level(logging.INFO, "fastaug"):
-            assert engine.choose_engine(config, torch.device("cpu")) is None
+            assert engine.resolve_engine(config, torch.device("cpu")) is None
         assert "views engine: dali (its own RandAugment policy)" in caplog.messages
 
     def test_without_a_compiler(
@@ -299,20 +299,20 @@ class TestChoice:
     ) -> None:
         monkeypatch.setattr(native, "_why_not", lambda: "needs a C++ compiler: install g++")
         with caplog.at_level(logging.INFO, "fastaug"):
-            assert engine.choose_engine(self.config(), torch.device("cpu")) is None
+            assert engine.resolve_engine(self.config(), torch.device("cpu")) is None
         assert "views engine: dali (fused views on cpu: needs a C++ compiler" in caplog.text
-        with pytest.raises(KernelUnavailable, match="; use --views-engine dali, or auto"):
-            engine.choose_engine(self.config(views_engine="fused"), torch.device("cpu"))
+        with pytest.raises(KernelUnavailableError, match="; use --views-engine dali, or auto"):
+            engine.resolve_engine(self.config(views_engine="fused"), torch.device("cpu"))
 
     def test_one_that_is_refused(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         report = KernelReport("native", "cpu", False, 3, "off by 7 x the tolerance, bicubic")
         monkeypatch.setattr(admission, "compare", lambda *_: report)
-        assert engine.choose_engine(self.config(), torch.device("cpu")) is None
+        assert engine.resolve_engine(self.config(), torch.device("cpu")) is None
         assert "off by 7 x the tolerance" in caplog.text
-        with pytest.raises(KernelUnavailable, match="refused, 3 cases; off by 7 x"):
-            engine.choose_engine(self.config(views_engine="fused"), torch.device("cpu"))
+        with pytest.raises(KernelUnavailableError, match="refused, 3 cases; off by 7 x"):
+            engine.resolve_engine(self.config(views_engine="fused"), torch.device("cpu"))
 
 
 class TestAdmission:

@@ -124,7 +124,7 @@ def by_kernel(images: list[np.ndarray], layers: list[list[Layers]]) -> np.ndarra
     views = fastaug.make_views(
         [torch.from_numpy(image) for image in images],
         plans_of(boxes, size, layers=layers),
-        normalise=None,
+        normalize=None,
     )
     return views.permute(0, 1, 3, 4, 2).numpy()
 
@@ -209,7 +209,7 @@ def test_flips_come_before_operations() -> None:
     views = fastaug.make_views(
         [torch.from_numpy(image)],
         plans_of([[(0, 0, 32, 32)] * 2], 32, [[False, True]], [[layers] * 2]),
-        normalise=None,
+        normalize=None,
     )
     for flip, view in enumerate(views[0].permute(0, 2, 3, 1).numpy()):
         np.testing.assert_array_equal(view, operate(image[:, ::-1] if flip else image, layers))
@@ -229,7 +229,7 @@ def test_a_flat_image_keeps_its_level_before_operations(
         plans_of(boxes, 24, layers=layers),
         interpolation=interpolation,
         antialias=antialias,
-        normalise=None,
+        normalize=None,
     )
     expected = 255 - torch.arange(256.0).view(256, 1, 1, 1, 1)
     torch.testing.assert_close(views, expected.expand_as(views), rtol=0, atol=0)
@@ -242,7 +242,7 @@ def test_operations_act_on_the_cut_view(interpolation: str, antialias: bool) -> 
     and the oracle's float64 may be cut apart, and equalize would make much of it."""
     rng = np.random.default_rng(5)
     image = noise(5, 61, 47)  # bicubic goes below 0 and above 255 on it
-    mode: dict = {"interpolation": interpolation, "antialias": antialias, "normalise": None}
+    mode: dict = {"interpolation": interpolation, "antialias": antialias, "normalize": None}
     boxes = [[(3, 5, 40, 31), (-7, -9, 70, 60), (20, 20, 24, 24), (0, 0, 5, 3)] * 6]
     flips = [rng.random(24) < 0.5]
     layers = [[drawn(rng, 3, 24) for _ in range(24)]]

@@ -28,7 +28,7 @@ REFUSED: dict[str, tuple[list[Tensor], dict]] = {
     "no images": ([], {}),
     "an unknown interpolation": (IMAGES, {"interpolation": "nearest"}),
     "an unknown border": (IMAGES, {"border": "wrap"}),
-    "an unknown normalisation": (IMAGES, {"normalise": "mnist"}),
+    "an unknown normalization": (IMAGES, {"normalize": "mnist"}),
     "a dtype of no kernel": (IMAGES, {"dtype": torch.float64}),
 }
 

@@ -17,11 +17,11 @@ from PIL import Image
 from torch import Tensor
 from view_oracle import (
     INTERPOLATIONS,
-    NORMALISATION,
+    NORMALIZATION,
     PAD_MODES,
     cut,
     noise,
-    normalised,
+    normalized,
     operate,
     photograph,
     plans_of,
@@ -42,7 +42,7 @@ modes = pytest.mark.parametrize(("interpolation", "antialias"), MODES)
 def kernel_levels(images: list[np.ndarray], plans: ViewPlans, **options: object) -> np.ndarray:
     """[B, K, S, S, 3] in levels."""
     given_images = [torch.from_numpy(image) for image in images]
-    views = fastaug.make_views(given_images, plans, normalise=None, **options)
+    views = fastaug.make_views(given_images, plans, normalize=None, **options)
     return views.permute(0, 1, 3, 4, 2).numpy()
 
 
@@ -201,7 +201,7 @@ def batch(views: int, size: int = 20, layers: bool = False) -> tuple[list[Tensor
 @pytest.mark.parametrize("views", [1, 5])
 def test_images_of_several_sizes_in_a_batch(views: int) -> None:
     images, plans = batch(views)
-    made = fastaug.make_views(images, plans, normalise=None)
+    made = fastaug.make_views(images, plans, normalize=None)
     assert made.shape == (5, views, 3, 20, 20)
     for b, k in np.ndindex(5, views):
         expected = view_levels(images[b].numpy(), plans.boxes[b, k], 20, plans.flips[b, k])
@@ -220,13 +220,13 @@ def test_views_are_stored_channels_last(layers: bool, size: int) -> None:
 
 @pytest.mark.parametrize("kind", ["imagenet", "cifar"])
 @pytest.mark.parametrize("layers", [False, True])
-def test_normalisation(kind: str, layers: bool) -> None:
+def test_normalization(kind: str, layers: bool) -> None:
     images, plans = batch(4, layers=layers)
-    levels = fastaug.make_views(images, plans, normalise=None).permute(0, 1, 3, 4, 2).numpy()
-    made = fastaug.make_views(images, plans, normalise=kind).permute(0, 1, 3, 4, 2).numpy()
-    np.testing.assert_allclose(made, normalised(levels, kind), rtol=0, atol=1e-6)
+    levels = fastaug.make_views(images, plans, normalize=None).permute(0, 1, 3, 4, 2).numpy()
+    made = fastaug.make_views(images, plans, normalize=kind).permute(0, 1, 3, 4, 2).numpy()
+    np.testing.assert_allclose(made, normalized(levels, kind), rtol=0, atol=1e-6)
     # To the last bit (level - mean) * (1 / deviation) in fp32, as the loaders do it.
-    mean, deviation = np.float32(NORMALISATION[kind])
+    mean, deviation = np.float32(NORMALIZATION[kind])
     np.testing.assert_array_equal(made, (levels - mean) * (1 / deviation))
 
 
@@ -238,7 +238,7 @@ def test_the_defaults_are_those_of_the_paper_s_imagenet_training() -> None:
         interpolation="bicubic",
         antialias=False,
         border="reflect",
-        normalise="imagenet",
+        normalize="imagenet",
         dtype=torch.float32,
     )
     torch.testing.assert_close(fastaug.make_views(images, plans), named, rtol=0, atol=0)
@@ -250,9 +250,9 @@ def test_the_defaults_are_those_of_the_paper_s_imagenet_training() -> None:
 def test_half_precision_is_fp32_rounded(dtype: torch.dtype, kind: str | None, size: int) -> None:
     for layers in (False, True):
         images, plans = batch(3, size, layers)
-        made = fastaug.make_views(images, plans, normalise=kind, dtype=dtype)
+        made = fastaug.make_views(images, plans, normalize=kind, dtype=dtype)
         assert made.dtype == dtype
-        expected = fastaug.make_views(images, plans, normalise=kind).to(dtype)
+        expected = fastaug.make_views(images, plans, normalize=kind).to(dtype)
         torch.testing.assert_close(made, expected, rtol=0, atol=0)
 
 

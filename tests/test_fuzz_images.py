@@ -127,14 +127,14 @@ def test_dali_decodes_what_a_full_look_lets_through(
 def survey_files(folder: Path) -> dict[str, Any]:
     """In the child: both looks at the files of a list."""
     from fastaug.data.image_set import ImageSet
-    from fastaug.data.scan import look_over
+    from fastaug.data.scan import scan_set
 
     files = tuple(Path(file) for file in json.loads((folder / "files.json").read_text()))
     images = ImageSet(str(folder), ("a",), np.zeros(len(files), np.int64), files)
     before, begin = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
     result: dict[str, Any] = {}
     for name, full in (("quick", False), ("full", True)):
-        found = look_over(images, full=full, workers=8).manifest
+        found = scan_set(images, full=full, workers=8).manifest
         result[name] = {"bad": dict(found.bad), "plain": found.plain.tolist()}
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return result | {"seconds": time.monotonic() - begin, "growth": (peak - before) << 10}

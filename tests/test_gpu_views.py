@@ -17,7 +17,7 @@ from fastaug.views.admission import compare
 from fastaug.views.cuda import CudaViews
 from fastaug.views.packed_plan import pictures_of
 from fastaug.views.plan import ViewPlans
-from fastaug.views.render_spec import BORDERS, INTERPOLATIONS, ViewForm
+from fastaug.views.render_spec import BORDERS, INTERPOLATIONS, RenderSpec
 
 pytestmark = pytest.mark.gpu
 Tiny = Callable[..., TrainConfig]
@@ -76,8 +76,8 @@ def test_operations_are_those_of_the_cpu(size: int) -> None:
     options = {"augment": "randaugment", "randaugment_layers": 4, "crop_area": (1.0, 1.0)}
     plan = fastaug.plan_views(images, views=16, size=size, **options)
     plan.boxes[:] = (0, 0, size, size)
-    found = fastaug.make_views(on_gpu(images), plan, normalise=None)
-    assert torch.equal(found.cpu(), fastaug.make_views(images, plan, normalise=None))
+    found = fastaug.make_views(on_gpu(images), plan, normalize=None)
+    assert torch.equal(found.cpu(), fastaug.make_views(images, plan, normalize=None))
 
 
 def test_images_that_come_late_are_waited_for_and_none_is_lost() -> None:
@@ -85,7 +85,7 @@ def test_images_that_come_late_are_waited_for_and_none_is_lost() -> None:
     would be given to others while it still reads them."""
     device = torch.device("cuda", torch.cuda.current_device())
     engine, images = CudaViews(device), noise(4, 100, 90)
-    plan, form = fastaug.plan_views(images, views=8, size=64), ViewForm()
+    plan, form = fastaug.plan_views(images, views=8, size=64), RenderSpec()
     expected = fastaug.make_views(images, plan)
     source = on_gpu(images)
     for _ in range(2):  # the first one compiles and loads
@@ -108,12 +108,12 @@ def test_nothing_waits_for_the_gpu() -> None:
     engine, images = CudaViews(device), on_gpu(noise(4, 100, 90))
     plan = fastaug.plan_views(images, views=8, size=64, augment="randaugment")
     pictures, kept = pictures_of(images)
-    engine.start(pictures, plan, ViewForm(), threads=0, kept=kept).finish()
+    engine.start(pictures, plan, RenderSpec(), threads=0, kept=kept).finish()
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
         torch.cuda._sleep(500_000_000)
-        engine.start(pictures, plan, ViewForm(), threads=0, kept=kept).finish()
+        engine.start(pictures, plan, RenderSpec(), threads=0, kept=kept).finish()
         done = torch.cuda.Event()
         done.record()
         assert not done.query()
@@ -141,7 +141,7 @@ def test_a_data_set_in_memory_lives_on_the_gpu(augment: str, tiny: Tiny, tmp_pat
         crop="pad",
         size=32,
         augment=augment,
-        normalise="cifar",
+        normalize="cifar",
     )
     ours, theirs = (
         list(fastaug.build_loader(replace(config, device=device))) for device in ("cuda", "cpu")

@@ -18,8 +18,8 @@ from fastaug import cli, train
 from fastaug.config import TrainConfig
 from fastaug.runs import checkpoint_writer as saver
 from fastaug.runs.checkpoint import write_checkpoint
-from fastaug.runs.checkpoint_writer import CheckpointSaver, newest_checkpoint
-from fastaug.runtime.signals import Interrupted, InterruptRequest
+from fastaug.runs.checkpoint_writer import CheckpointWriter, newest_checkpoint
+from fastaug.runtime.signals import StopSignals, TrainingInterruptedError
 
 FORK = multiprocessing.get_context("fork")
 LONG = 60
@@ -31,12 +31,12 @@ SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
 def test_the_first_signal_is_a_request(
     signum: signal.Signals, code: int, capfd: pytest.CaptureFixture
 ) -> None:
-    with InterruptRequest() as request:
+    with StopSignals() as request:
         request.check()
         assert request.signum == 0
         os.kill(os.getpid(), signum)
         assert request.signum == signum
-        with pytest.raises(Interrupted, match=signum.name) as caught:
+        with pytest.raises(TrainingInterruptedError, match=signum.name) as caught:
             request.check()
     assert caught.value.exit_code == code
     assert capfd.readouterr().err == (
@@ -46,7 +46,7 @@ def test_the_first_signal_is_a_request(
 
 def test_handlers_are_put_back() -> None:
     before = [signal.getsignal(signum) for signum, _ in SIGNALS]
-    with InterruptRequest():
+    with StopSignals():
         assert [signal.getsignal(signum) for signum, _ in SIGNALS] != before
     assert [signal.getsignal(signum) for signum, _ in SIGNALS] == before
 
@@ -63,7 +63,7 @@ def test_in_the_middle_of_a_line_on_a_terminal_that_is_gone(
     monkeypatch.setattr("sys.stderr", Reentrant())
     terminal = os.dup(2)
     try:
-        with InterruptRequest() as request:
+        with StopSignals() as request:
             os.close(2)
             os.kill(os.getpid(), signal.SIGTERM)
             assert request.signum == signal.SIGTERM
@@ -104,7 +104,7 @@ def end_by(process: Any, *signals: int) -> int | None:
 )
 def test_the_second_signal_ends_a_long_step(signals: tuple[int, ...], code: int) -> None:
     def work(ready: Any) -> None:
-        with InterruptRequest():
+        with StopSignals():
             ready.set()
             time.sleep(LONG)
 
@@ -119,8 +119,8 @@ def test_the_second_signal_ends_a_slow_save(
     monkeypatch.setattr(saver, "write_checkpoint", lambda *_args: time.sleep(LONG))
 
     def work(ready: Any) -> None:
-        with InterruptRequest():
-            writer = CheckpointSaver(tmp_path, keep=1, say=print)
+        with StopSignals():
+            writer = CheckpointWriter(tmp_path, keep=1, say=print)
             writer.save({"config": {}, "step": 2})
             ready.set()
             writer.close()

@@ -23,7 +23,7 @@ from fastaug.config import TrainConfig
 from fastaug.data import image_set as fastaug_images
 from fastaug.data.image_set import ImageSet
 from fastaug.data.sources import open_source
-from fastaug.errors import KernelUnavailable
+from fastaug.errors import KernelUnavailableError
 from fastaug.views.plan import ViewPlans
 
 # The scripts import each other as siblings, as Python lets them when it runs one.
@@ -170,7 +170,7 @@ def test_the_others_make_the_same_crop(interpolation: str, antialias: bool) -> N
     nothing = np.zeros((1, 4, 0), np.int32), np.zeros((1, 4, 0, 4))
     plans = ViewPlans(np.array([boxes], np.int32), np.zeros((1, 4), bool), *nothing, SIDE)
     how: dict = {"interpolation": interpolation, "antialias": antialias}
-    (views,) = fastaug.make_views([image], plans, normalise=None, **how)
+    (views,) = fastaug.make_views([image], plans, normalize=None, **how)
     how["interpolation"] = InterpolationMode(interpolation)
     planar, inner = image.permute(2, 0, 1), slice(4, -4)
     for view, box in zip(views, boxes, strict=True):
@@ -245,7 +245,7 @@ def test_what_others_cannot_do_is_said(files: ImageSet, monkeypatch: pytest.Monk
 
 
 def no_engine(device: torch.device) -> None:
-    raise KernelUnavailable("no compiler")
+    raise KernelUnavailableError("no compiler")
 
 
 # --- the work behind them ---
@@ -353,7 +353,7 @@ def test_check() -> None:
         (good.half(), "float16"),
         (good.contiguous(), "strides"),
         (nan, "not finite"),
-        (good * 58 + 120, "not normalised levels"),
+        (good * 58 + 120, "not normalized levels"),
         (good / 58, "deviation 0.0"),
         (same, "views 0 and 1 of an image are identical"),
     ):

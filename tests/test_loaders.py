@@ -23,7 +23,7 @@ from fastaug.errors import CheckpointError, DataError
 from fastaug.runtime import cores
 from fastaug.runtime.cores import worker_count
 from fastaug.views.batch import ViewBatch
-from fastaug.views.reference import denormalise
+from fastaug.views.reference import denormalize
 
 Tiny = Callable[..., TrainConfig]
 
@@ -119,7 +119,7 @@ def test_a_rest_that_makes_no_step_is_left_out(tiny: Tiny) -> None:
 
 
 def test_too_few_images_for_a_step(tiny: Tiny) -> None:
-    with pytest.raises(DataError, match=r"36 images are less than one optimiser step of 50"):
+    with pytest.raises(DataError, match=r"36 images are less than one optimizer step of 50"):
         fastaug.build_loader(tiny(batch_size=100))
 
 
@@ -296,7 +296,7 @@ class TestBadFiles:
         damage: str,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        monkeypatch.setattr(reading, "PAUSES", (0.01,))
+        monkeypatch.setattr(reading, "RETRY_PAUSES", (0.01,))
         config = tiny(data=str(data), workers=workers)
         loader = fastaug.build_loader(config)
         bad = loader.images.files[next(loader.batches()).indices[5]]
@@ -326,9 +326,9 @@ class TestBadFiles:
         (data / "train/red/01.jpg").unlink()
         config = tiny(data=str(data), augment="none", crop="pad", size=20, batch_size=24)
         views = epoch_of(config)
-        levels = denormalise(views[24][0], config).permute(1, 2, 0).numpy()
+        levels = denormalize(views[24][0], config).permute(1, 2, 0).numpy()
         np.testing.assert_allclose(levels, np.repeat(deep[..., None] / 257, 3, -1), atol=0.51)
-        levels = denormalise(views[25][0], config).permute(1, 2, 0).numpy()
+        levels = denormalize(views[25][0], config).permute(1, 2, 0).numpy()
         np.testing.assert_array_equal(levels, np.asarray(frames[0].convert("RGB")))
 
 
@@ -353,7 +353,7 @@ def test_images_in_memory(tmp_path: Path, tiny: Tiny) -> None:
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (20, 16, 16, 3), np.uint8)
     np.savez(tmp_path / "set.npz", images=images, labels=np.arange(20) % 2)
-    config = tiny(data=str(tmp_path / "set.npz"), crop="pad", normalise="cifar", augment="none")
+    config = tiny(data=str(tmp_path / "set.npz"), crop="pad", normalize="cifar", augment="none")
     (batch, _) = fastaug.build_loader(config)
     kept = [i for i in range(20) if i not in (18, 19)]  # the tenth of each class is held out
     levels = batch.views[0, 0].permute(1, 2, 0) * torch.tensor([63.0, 62.1, 66.7])

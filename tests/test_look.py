@@ -20,7 +20,7 @@ from PIL import Image
 
 from fastaug.data import scan_image as look
 from fastaug.data.image_set import ImageSet
-from fastaug.data.scan import look_over
+from fastaug.data.scan import scan_set
 from fastaug.data.scan_image import Budget
 from fastaug.errors import DataError
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("own_cache")
 def bad_of(content: bytes, tmp_path: Path, *, full: bool = False) -> str:
     """The reason why one image is bad, "" if it is not."""
     images = image_set(tmp_path / "one", [content])
-    return look_over(images, full=full).manifest.bad.get(0, "")
+    return scan_set(images, full=full).manifest.bad.get(0, "")
 
 
 class TestWhatIsBad:
@@ -59,7 +59,7 @@ class TestWhatIsBad:
     @pytest.mark.parametrize("full", [False, True])
     def test_sound_images_are_not(self, full: bool, tmp_path: Path) -> None:
         images = image_set(tmp_path / "set", whole_images(RNG))
-        assert look_over(images, full=full).manifest.bad == {}
+        assert scan_set(images, full=full).manifest.bad == {}
 
     def test_bytes_behind_an_image_are_not_its_end(self, tmp_path: Path) -> None:
         for content in (JPEG, PNG):
@@ -93,14 +93,14 @@ class TestWhatIsBad:
             (tmp_path / f"{name}.jpg").unlink()
         (tmp_path / "b.jpg").mkdir()
         os.mkfifo(tmp_path / "c.jpg")  # whoever opens it to read waits for a writer
-        bad = look_over(images).manifest.bad
+        bad = scan_set(images).manifest.bad
         assert bad == {0: "cannot be read (No such file or directory)", 1: bad[1], 2: "not a file"}
         assert bad[1] in ("not a file", "cannot be read (Is a directory)")
 
     def test_a_file_too_large_to_be_read(self, tmp_path: Path) -> None:
         images = image_set(tmp_path, [JPEG])
         os.truncate(images.files[0], 5 << 30)  # sparse
-        assert look_over(images).manifest.bad == {0: "5.0 GiB are too many for an image"}
+        assert scan_set(images).manifest.bad == {0: "5.0 GiB are too many for an image"}
 
     def test_sizes_are_those_of_the_decoded_image(self, tmp_path: Path) -> None:
         turned = Image.Exif()
@@ -114,7 +114,7 @@ class TestWhatIsBad:
         images = image_set(tmp_path, contents)
         expected = [np.asarray(Image.open(io.BytesIO(c)).convert("RGB")).shape for c in contents]
         for full in (False, True):
-            sizes = look_over(images, full=full).manifest.sizes
+            sizes = scan_set(images, full=full).manifest.sizes
             assert sizes.tolist() == [[height, width] for height, width, _ in expected]
 
     def test_a_quick_look_does_not_read_the_pixels(
@@ -126,7 +126,7 @@ class TestWhatIsBad:
         monkeypatch.setattr(ImageSet, "encoded", lambda *_: pytest.fail("read as a whole"))
         noise = Image.fromarray(RNG.integers(0, 256, (400, 400, 3), np.uint8))
         images = image_set(tmp_path, [encode(noise, "JPEG"), encode(noise, "PNG")])
-        assert len(look_over(images).manifest.bad) == 0
+        assert len(scan_set(images).manifest.bad) == 0
         assert sum(read) == 4 * 4096
 
 
@@ -213,7 +213,7 @@ class TestPlain:
         expected = {name: plain for name, (plain, _) in KINDS.items()}
         images = image_set(tmp_path, {name: content for name, (_, content) in KINDS.items()})
         for full in (False, True):
-            found = look_over(images, full=full).manifest
+            found = scan_set(images, full=full).manifest
             bad = {images.files[i].name: reason for i, reason in found.bad.items()}
             assert bad == {}
             assert dict(zip(expected, found.plain.tolist(), strict=True)) == expected

@@ -20,7 +20,7 @@ from PIL import Image
 from fastaug.data import scan as manifest
 from fastaug.data import scan_image as look
 from fastaug.data.image_set import ImageSet, Spans
-from fastaug.data.scan import look_over, mark_bad, stamp_of, survey
+from fastaug.data.scan import mark_bad, scan_images, scan_set, stamp_of
 from fastaug.errors import DataError
 
 
@@ -50,10 +50,10 @@ class TestMemory:
     @pytest.mark.parametrize("stored", [image_set, span_set])
     def test_the_second_time(self, stored: Callable, tmp_path: Path, looked: list[int]) -> None:
         images = stored(tmp_path / "set", self.contents)
-        first = survey(images, max_bad=0.2).manifest
+        first = scan_images(images, max_bad=0.2).manifest
         assert sorted(looked) == [0, 1, 2, 3, 4]
         looked.clear()
-        second = survey(images, max_bad=0.2).manifest
+        second = scan_images(images, max_bad=0.2).manifest
         assert looked == []
         np.testing.assert_array_equal(first.sizes, second.sizes)
         assert first.sizes.dtype == second.sizes.dtype == np.int32
@@ -63,51 +63,51 @@ class TestMemory:
 
     def test_a_file_that_has_changed(self, tmp_path: Path, looked: list[int]) -> None:
         images = image_set(tmp_path / "set", self.contents)
-        look_over(images)
+        scan_set(images)
         looked.clear()
         touch(images.files[1])
         images.files[2].write_bytes(JPEG)
-        found = look_over(images)
+        found = scan_set(images)
         assert sorted(looked) == [1, 2]
         assert found.manifest.bad == {}
         looked.clear()
-        look_over(images)
+        scan_set(images)
         assert looked == []
 
     def test_a_change_of_size_alone(self, tmp_path: Path) -> None:
         images = image_set(tmp_path / "set", self.contents)
-        look_over(images)
+        scan_set(images)
         before = images.files[0].stat().st_mtime_ns
         images.files[0].write_bytes(JPEG[:800])
         os.utime(images.files[0], ns=(before, before))
-        assert list(look_over(images).manifest.bad) == [0, 2]
+        assert list(scan_set(images).manifest.bad) == [0, 2]
 
     def test_a_file_that_is_gone_is_asked_for_again(
         self, tmp_path: Path, looked: list[int]
     ) -> None:
         images = image_set(tmp_path / "set", self.contents)
         images.files[1].unlink()
-        assert list(look_over(images).manifest.bad) == [1, 2]
+        assert list(scan_set(images).manifest.bad) == [1, 2]
         looked.clear()
-        assert list(look_over(images).manifest.bad) == [1, 2]
+        assert list(scan_set(images).manifest.bad) == [1, 2]
         assert looked == [1]
 
     def test_a_shard_that_has_changed(self, tmp_path: Path, looked: list[int]) -> None:
         images = span_set(tmp_path / "set", self.contents)
-        look_over(images)
+        scan_set(images)
         looked.clear()
         touch(tmp_path / "set/1.tar")
-        look_over(images)
+        scan_set(images)
         assert sorted(looked) == [1, 3]
 
     def test_images_that_came_and_went(self, tmp_path: Path, looked: list[int]) -> None:
-        look_over(image_set(tmp_path / "set", self.contents))
+        scan_set(image_set(tmp_path / "set", self.contents))
         looked.clear()
         names = ["003.jpg", "new.jpg", "000.jpg", "002.jpg"]
         files = tuple(tmp_path / "set" / name for name in names)
         files[1].write_bytes(PNG)
         images = ImageSet(str(tmp_path / "set"), ("a",), np.zeros(4, np.int64), files)
-        found = look_over(images)
+        found = scan_set(images)
         assert looked == [1]
         assert found.manifest.plain.tolist() == [False, True, True, False]
         assert list(found.manifest.bad) == [3]
@@ -116,23 +116,23 @@ class TestMemory:
     def test_a_full_look_serves_a_quick_one(self, tmp_path: Path, looked: list[int]) -> None:
         flipped = PNG[:-60] + bytes([PNG[-60] ^ 1]) + PNG[-59:]
         images = image_set(tmp_path / "set", [flipped, JPEG, b""])
-        assert list(look_over(images).manifest.bad) == [2]
+        assert list(scan_set(images).manifest.bad) == [2]
         looked.clear()
-        assert list(look_over(images, full=True).manifest.bad) == [0, 2]
+        assert list(scan_set(images, full=True).manifest.bad) == [0, 2]
         assert sorted(looked) == [0, 1]  # what is bad stays so
         looked.clear()
-        assert list(look_over(images).manifest.bad) == [0, 2]
+        assert list(scan_set(images).manifest.bad) == [0, 2]
         assert looked == []
 
     def test_relative_paths_are_the_same_images(
         self, tmp_path: Path, looked: list[int], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         images = image_set(tmp_path / "set", self.contents)
-        look_over(images)
+        scan_set(images)
         looked.clear()
         monkeypatch.chdir(tmp_path)
         files = tuple(file.relative_to(tmp_path) for file in images.files)
-        look_over(ImageSet("set", images.classes, images.labels, files))
+        scan_set(ImageSet("set", images.classes, images.labels, files))
         assert looked == []
 
     @pytest.mark.parametrize("damage", [b"", b"PK\x03\x04 no zip", None])
@@ -140,23 +140,23 @@ class TestMemory:
         self, damage: bytes | None, tmp_path: Path, cache: Path, looked: list[int]
     ) -> None:
         images = image_set(tmp_path / "set", self.contents)
-        look_over(images)
+        scan_set(images)
         (file,) = cache.glob("*.npz")
         file.write_bytes(file.read_bytes()[:-100] if damage is None else damage)
         looked.clear()
-        assert list(look_over(images).manifest.bad) == [2]
+        assert list(scan_set(images).manifest.bad) == [2]
         assert len(looked) == 5
 
     @pytest.mark.parametrize("what", ["rows", "reasons"])
     def test_another_layout_of_the_memory(self, what: str, tmp_path: Path, cache: Path) -> None:
         images = image_set(tmp_path / "set", self.contents)
-        look_over(images)
+        scan_set(images)
         (file,) = cache.glob("*.npz")
         with np.load(file) as stored:
             arrays = dict(stored)
         for wrong in (np.zeros(3), arrays[what][:0], np.zeros((5, 5), arrays[what].dtype)):
             np.savez(file, **(arrays | {what: wrong}))
-            assert list(look_over(images).manifest.bad) == [2]
+            assert list(scan_set(images).manifest.bad) == [2]
 
     def test_a_cache_that_cannot_be_written(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -165,7 +165,7 @@ class TestMemory:
         monkeypatch.setenv("FASTAUG_CACHE", str(tmp_path / "file"))
         images = image_set(tmp_path / "set", self.contents)
         with caplog.at_level(logging.WARNING, "fastaug"):
-            assert list(survey(images, max_bad=0.5).bad) == [2]
+            assert list(scan_images(images, max_bad=0.5).bad) == [2]
             mark_bad(images, 0, "broke")
         assert "all of them" not in caplog.messages[0]
         assert "cannot be written" in caplog.messages[1]
@@ -180,16 +180,16 @@ class TestMemory:
 
         with monkeypatch.context() as patched:
             patched.setattr(os, "pread", broken)
-            assert look_over(images).manifest.bad == {
+            assert scan_set(images).manifest.bad == {
                 0: "cannot be read (Input/output error)",
                 1: "cannot be read (Input/output error)",
             }
-        assert look_over(images).manifest.bad == {}
+        assert scan_set(images).manifest.bad == {}
         with monkeypatch.context() as patched:
             patched.setattr(Path, "read_bytes", broken)
-            bad = look_over(images, full=True).manifest.bad
+            bad = scan_set(images, full=True).manifest.bad
             assert bad[0] == "cannot be read (Input/output error)"
-        assert look_over(images, full=True).manifest.bad == {}
+        assert scan_set(images, full=True).manifest.bad == {}
 
     def test_ctrl_c_keeps_what_was_seen(
         self, tmp_path: Path, looked: list[int], monkeypatch: pytest.MonkeyPatch
@@ -205,9 +205,9 @@ class TestMemory:
         with monkeypatch.context() as patched:
             patched.setattr(manifest, "look", interrupted)
             with pytest.raises(KeyboardInterrupt):
-                look_over(images, workers=1)
+                scan_set(images, workers=1)
         looked.clear()
-        look_over(images, workers=1)
+        scan_set(images, workers=1)
         assert looked == list(range(64, 100))
 
 
@@ -215,7 +215,7 @@ class TestSpans:
     def test_sizes_and_bad_ones(self, tmp_path: Path) -> None:
         whole = list(whole_images(RNG).values())
         images = span_set(tmp_path, [*whole, JPEG[:900], b""])
-        found = look_over(images).manifest
+        found = scan_set(images).manifest
         assert list(found.bad) == [len(whole), len(whole) + 1]
         expected = [Image.open(io.BytesIO(content)).size[::-1] for content in whole]
         assert found.sizes[: len(whole)].tolist() == [list(size) for size in expected]
@@ -223,7 +223,7 @@ class TestSpans:
     def test_a_shard_that_was_cut(self, tmp_path: Path) -> None:
         images = span_set(tmp_path, [encode(RGB, "BMP")] * 4)
         os.truncate(tmp_path / "1.tar", 15_000)
-        assert look_over(images).manifest.bad == {3: "its shard ends before it does"}
+        assert scan_set(images).manifest.bad == {3: "its shard ends before it does"}
 
     def test_an_image_in_two_parts(self, tmp_path: Path) -> None:
         joint = b"\x0a\x23\xd7\xce"
@@ -234,7 +234,7 @@ class TestSpans:
         spans = Spans(images.spans.shards, np.zeros(1, np.int32), np.zeros(1, np.int64),
                       np.array([200]), continued, images.spans.glue)  # fmt: skip
         images = ImageSet("x", ("a",), np.zeros(1, np.int64), spans=spans)
-        found = look_over(images, full=True).manifest
+        found = scan_set(images, full=True).manifest
         assert found.bad == {}
         assert found.sizes.tolist() == [[RGB.height, RGB.width]]
 
@@ -251,7 +251,7 @@ class TestPolicy:
         self, images: ImageSet, caplog: pytest.LogCaptureFixture, cache: Path
     ) -> None:
         with caplog.at_level(logging.WARNING, "fastaug"):
-            out = survey(images, max_bad=0.02)
+            out = scan_images(images, max_bad=0.02)
         assert out.bad == {7: "it is empty", 90: "not an image of a known format"}
         assert len(out) == len(out.manifest.plain) == 100
         assert out.files == images.files
@@ -268,33 +268,33 @@ class TestPolicy:
         ]
         for index in (7, 90):
             images.files[index].write_bytes(JPEG)
-        assert survey(images).bad == {}
+        assert scan_images(images).bad == {}
         assert not listed.exists()
 
     def test_more_than_the_allowed_share(self, images: ImageSet) -> None:
         with pytest.raises(
             DataError, match=r"2 of 100 images are bad \(2%\), --max-bad allows 1\.9%; .*007\.jpg"
         ) as raised:
-            survey(images, max_bad=0.019)
+            scan_images(images, max_bad=0.019)
         assert "python -m fastaug.scan DATA" in str(raised.value)
         assert "\n" not in str(raised.value)
 
     def test_the_share_itself_is_allowed(self, images: ImageSet) -> None:
         images.files[7].write_bytes(JPEG)
-        assert list(survey(images, max_bad=0.01).bad) == [90]
+        assert list(scan_images(images, max_bad=0.01).bad) == [90]
 
     def test_none_allowed(self, images: ImageSet) -> None:
         with pytest.raises(DataError, match="allows 0%"):
-            survey(images, max_bad=0)
+            scan_images(images, max_bad=0)
 
     def test_none_left(self, tmp_path: Path) -> None:
         images = image_set(tmp_path / "set", [b"", b""])
         with pytest.raises(DataError, match=r"2 of 2 images are bad \(100%\), none is left"):
-            survey(images, max_bad=1)
+            scan_images(images, max_bad=1)
 
     def test_an_array_is_sound(self, tmp_path: Path, cache: Path) -> None:
         array = np.zeros((4, 8, 9, 3), np.uint8)
-        out = survey(ImageSet("x", ("a",), np.zeros(4, np.int64), array=array))
+        out = scan_images(ImageSet("x", ("a",), np.zeros(4, np.int64), array=array))
         assert out.manifest.sizes.tolist() == [[8, 9]] * 4
         assert out.manifest.sizes.dtype == np.int32
         assert out.manifest.plain.all()
@@ -311,10 +311,10 @@ class TestMarkBad:
     ) -> None:
         images = stored(tmp_path / "set", [JPEG, b"", JPEG, JPEG])
         if surveyed:
-            look_over(images)
+            scan_set(images)
         mark_bad(images, 2, "DALI: failed\nin two lines")
         for full in (False, True):
-            found = look_over(images, full=full).manifest
+            found = scan_set(images, full=full).manifest
             assert found.bad == {1: "it is empty", 2: "DALI: failed in two lines"}
             assert not found.plain[2]
             assert found.sizes[2].tolist() == [0, 0]
@@ -323,22 +323,22 @@ class TestMarkBad:
     def test_until_it_is_mended(self, tmp_path: Path) -> None:
         images = image_set(tmp_path / "set", [JPEG] * 3)
         mark_bad(images, 1, "failed")
-        assert list(look_over(images).manifest.bad) == [1]
+        assert list(scan_set(images).manifest.bad) == [1]
         touch(images.files[1])
-        assert look_over(images).manifest.bad == {}
+        assert scan_set(images).manifest.bad == {}
 
     def test_one_that_was_mended_before_it_was_marked(self, tmp_path: Path) -> None:
         images = image_set(tmp_path / "set", [JPEG] * 3)
         stamp = stamp_of(images, 1)
         touch(images.files[1])
         mark_bad(images, 1, "failed", stamp)
-        assert look_over(images).manifest.bad == {}
+        assert scan_set(images).manifest.bad == {}
 
     def test_the_newest_reason_stays(self, tmp_path: Path) -> None:
         images = image_set(tmp_path / "set", [JPEG] * 3)
         mark_bad(images, 0, "first")
         mark_bad(images, 0, "second")
-        assert look_over(images).manifest.bad == {0: "second"}
+        assert scan_set(images).manifest.bad == {0: "second"}
 
 
 class TestBar:
@@ -347,7 +347,7 @@ class TestBar:
     ) -> None:
         clock = iter(range(0, 1000, 2))
         monkeypatch.setattr(manifest, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-        look_over(image_set(tmp_path / "set", [JPEG] * 40))
+        scan_set(image_set(tmp_path / "set", [JPEG] * 40))
         assert capfd.readouterr() == ("", "")
 
     @pytest.mark.parametrize("seconds", [0.0, 2.0])
@@ -361,7 +361,7 @@ class TestBar:
         monkeypatch.setenv("FORCE_COLOR", "1")
         clock = iter(np.arange(1000) * seconds)
         monkeypatch.setattr(manifest, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-        look_over(image_set(tmp_path / "set", [JPEG] * 40))
+        scan_set(image_set(tmp_path / "set", [JPEG] * 40))
         out, err = capfd.readouterr()
         assert out == ""
         assert ("looking at images" in err) == (seconds > 0)
@@ -370,4 +370,4 @@ class TestBar:
 def test_pillow_does_not_warn_of_large_images(tmp_path: Path) -> None:
     images = image_set(tmp_path / "set", [png((10_000, 9_000), bytes(99))])
     with warnings.catch_warnings(action="error"):
-        assert look_over(images).manifest.sizes.tolist() == [[9_000, 10_000]]
+        assert scan_set(images).manifest.sizes.tolist() == [[9_000, 10_000]]

@@ -14,7 +14,7 @@ import torch
 from literal import AVERAGES, literal_kl, literal_terms
 from torch import Tensor
 
-from fastaug.errors import ConfigError, KernelUnavailable
+from fastaug.errors import ConfigError, KernelUnavailableError
 from fastaug.kernels import load_kernel, native
 from fastaug.runtime.device import cpp_compiler
 from fastaug.toolchain import build, cpp
@@ -262,7 +262,7 @@ class TestBuild:
     ) -> None:
         monkeypatch.setenv("PATH", "")
         monkeypatch.delenv("CXX", raising=False)
-        with pytest.raises(KernelUnavailable, match="install g\\+\\+ or clang\\+\\+"):
+        with pytest.raises(KernelUnavailableError, match="install g\\+\\+ or clang\\+\\+"):
             load()
 
     @pytest.mark.parametrize(
@@ -284,7 +284,7 @@ class TestBuild:
         compiler.write_text(f"#!/bin/sh\n{script}\n")
         compiler.chmod(0o755)
         monkeypatch.setenv("CXX", str(compiler))
-        with pytest.raises(KernelUnavailable, match=reason):
+        with pytest.raises(KernelUnavailableError, match=reason):
             load()
 
     def test_another_source_is_another_library(self, tmp_path: Path) -> None:
@@ -307,8 +307,8 @@ class TestBuild:
     def test_a_build_that_fails_leaves_nothing(self, own_cache: Path) -> None:
         def fail(path: Path) -> None:
             path.write_text("half")
-            raise KernelUnavailable("no")
+            raise KernelUnavailableError("no")
 
-        with pytest.raises(KernelUnavailable):
+        with pytest.raises(KernelUnavailableError):
             build.built("some-name", fail)
         assert os.listdir(own_cache / "kernels") == []

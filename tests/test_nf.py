@@ -86,7 +86,7 @@ def test_values_and_gradients_are_exact_without_epsilon(
 
 
 @torch.no_grad()
-def test_decayed_weights_are_standardised_as_deepmind_does() -> None:
+def test_decayed_weights_are_standardized_as_deepmind_does() -> None:
     """At a tenth of their initial size, weights meet timm's default epsilon of 1e-5 and shrink."""
     model = build_model("nf_resnet26", CLASSES).double().eval()
     randomise_gains_and_biases(model)
@@ -136,7 +136,7 @@ def test_parameter_counts() -> None:
         assert counts[name] == nf_resnet_parameters(depths, classes=1000)
 
 
-def test_initialisation_is_deepminds(name: str) -> None:
+def test_initialization_is_deepminds(name: str) -> None:
     torch.manual_seed(0)
     model = build_model(name, CLASSES)
     for key, parameter in model.named_parameters():

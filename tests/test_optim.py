@@ -10,7 +10,7 @@ from torch import nn
 
 import fastaug
 from fastaug.config import TrainConfig
-from fastaug.engine.optim import build_optimiser, decay_groups, learning_rate
+from fastaug.engine.optim import build_optimizer, decay_groups, learning_rate
 from fastaug.errors import ConfigError
 from fastaug.recipes import get_recipe
 
@@ -61,17 +61,17 @@ class TestDecayGroups:
         assert {"pos_embed", "cls_token"} <= undecayed(model)
 
 
-class TestOptimiser:
+class TestOptimizer:
     def test_momentum_and_decay_follow_the_formula(self) -> None:
         model = nn.Linear(2, 2)
         weight = model.weight.detach().clone()
         config = TrainConfig(lr=0.1, momentum=0.9, weight_decay=0.01)
-        optimiser = build_optimiser(model, config)
+        optimizer = build_optimizer(model, config)
         velocity = torch.zeros_like(weight)
         for _ in range(3):
             model.zero_grad()
             (model.weight.sum() + model.bias.sum()).backward()
-            optimiser.step()
+            optimizer.step()
             velocity = 0.9 * velocity + (1 + 0.01 * weight)
             weight = weight - 0.1 * velocity
         torch.testing.assert_close(model.weight.detach(), weight)
@@ -79,18 +79,18 @@ class TestOptimiser:
     def test_without_apex_it_says_what_to_do(self, monkeypatch: pytest.MonkeyPatch) -> None:
         # PyPI's apex: a package of that name without optimizers.
         monkeypatch.setitem(sys.modules, "apex", ModuleType("apex"))
-        with pytest.raises(ConfigError, match=r"NVIDIA's apex is not installed .*--optimiser sgd"):
-            build_optimiser(nn.Linear(2, 2), TrainConfig(optimiser="apex"))
+        with pytest.raises(ConfigError, match=r"NVIDIA's apex is not installed .*--optimizer sgd"):
+            build_optimizer(nn.Linear(2, 2), TrainConfig(optimizer="apex"))
 
     def test_apex_is_used_on_request(self, monkeypatch: pytest.MonkeyPatch) -> None:
         optimizers = ModuleType("apex.optimizers")
         optimizers.FusedSGD = torch.optim.SGD  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, "apex", ModuleType("apex"))
         monkeypatch.setitem(sys.modules, "apex.optimizers", optimizers)
-        optimiser = build_optimiser(nn.Linear(2, 2), TrainConfig(optimiser="apex", lr=0.3))
-        assert [group["weight_decay"] for group in optimiser.param_groups] == [5e-4, 0.0]
-        assert optimiser.defaults["momentum"] == 0.9
-        assert optimiser.defaults["lr"] == 0.3
+        optimizer = build_optimizer(nn.Linear(2, 2), TrainConfig(optimizer="apex", lr=0.3))
+        assert [group["weight_decay"] for group in optimizer.param_groups] == [5e-4, 0.0]
+        assert optimizer.defaults["momentum"] == 0.9
+        assert optimizer.defaults["lr"] == 0.3
 
 
 class TestSchedules:

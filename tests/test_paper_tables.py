@@ -17,7 +17,7 @@ from fastaug.experiments.tables import Table, paper_tables
 from fastaug.recipes import get_recipe
 
 # Typed from the paper's Tab. 1 and its appendix, apart from the product's: K=1, losses, probs,
-# logits without the regulariser, then with it.
+# logits without the regularizer, then with it.
 TAB_1 = {
     "cifar100-wrn-16-4": "741 750 725 643  741 759 758 759",
     "imagenet-nf-resnet101": "782 793 766 696  782 801 804 804",
@@ -81,7 +81,7 @@ def table(tables: list[Table], name: str) -> Table:
 
 
 def test_ours_beside_the_papers(tmp_path: Path) -> None:
-    """Two seeds at K=1, one elsewhere; logits with the regulariser were not run."""
+    """Two seeds at K=1, one elsewhere; logits with the regularizer were not run."""
     for seed, top1 in enumerate((0.740, 0.748)):
         config = replace(WRN, seed=seed)
         write_run(tmp_path / f"single-{seed}", config, measures(top1, tta_top1=0.76))
@@ -100,7 +100,7 @@ def test_ours_beside_the_papers(tmp_path: Path) -> None:
     assert [table.name for table in tables] == ["results", "appendix", "chosen"]
     results = table(tables, "results")
     assert results.header == (
-        ["dataset", "network", "KL regulariser", "K", "source", "K=1", "losses", "probs", "logits"]
+        ["dataset", "network", "KL regularizer", "K", "source", "K=1", "losses", "probs", "logits"]
     )
     assert ["|".join(row) for row in results.rows] == [
         "CIFAR-100|WRN 16-4|no|16|ours|74.4 ± 0.6|75.1|72.5|65.0",
@@ -111,7 +111,7 @@ def test_ours_beside_the_papers(tmp_path: Path) -> None:
         "CIFAR-100|WRN 16-4|yes||difference|+0.3|+0.0|+1.2|–",  # noqa: RUF001
     ]
     assert results.notes == (
-        "wrn-16-4 on cifar-100-python: not run: average logits with the regulariser at K = 16",
+        "wrn-16-4 on cifar-100-python: not run: average logits with the regularizer at K = 16",
     )
     appendix = table(tables, "appendix")
     assert ["|".join(row[5:]) for row in appendix.rows[:3]] == [

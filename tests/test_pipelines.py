@@ -26,7 +26,7 @@ from fastaug.pipelines.views import plan_inputs, view_pipeline
 from fastaug.views.batch import ViewBatch
 from fastaug.views.plan import PAD, ViewPlans, draw_plans
 from fastaug.views.randaugment import NAMES
-from fastaug.views.reference import NORMALISATION, denormalise
+from fastaug.views.reference import NORMALIZATION, denormalize
 
 Tiny = Callable[..., TrainConfig]
 # What this file is about; the fused engine's views are in test_fused_views.py.
@@ -55,7 +55,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def levels(batch: ViewBatch, config: TrainConfig) -> np.ndarray:
-    mean, deviation = (np.array(v)[:, None, None] for v in NORMALISATION[config.normalise])
+    mean, deviation = (np.array(v)[:, None, None] for v in NORMALIZATION[config.normalize])
     return batch.views.double().numpy() * deviation + mean
 
 
@@ -68,7 +68,7 @@ class TestViews:
             {},
             {"augment": "none"},
             {"crop_area": (0.08, 1.0), "crop_sampling": "tf", "size": 50},
-            {"normalise": "cifar", "size": 8},
+            {"normalize": "cifar", "size": 8},
             {"antialias": True, "size": 8},
             {"antialias": True, "size": 100},
             {"interpolation": "bilinear", "size": 8},
@@ -98,7 +98,7 @@ class TestViews:
     def test_views_of_cifar_are_the_same_to_the_last_bit(
         self, tiny: Tiny, tmp_path: Path, source: str
     ) -> None:
-        config = tiny(crop="pad", size=20, normalise="cifar")
+        config = tiny(crop="pad", size=20, normalize="cifar")
         if source == "array":
             rng = np.random.default_rng(0)
             images = rng.integers(0, 256, (40, 20, 20, 3), np.uint8)
@@ -163,7 +163,7 @@ class TestViews:
         for name, values in {"images": images, **plan_inputs(plans, config)}.items():
             pipeline.feed_input(name, values)
         (views,) = pipeline.run()
-        found = denormalise(torch.from_dlpack(views.as_tensor()).permute(0, 3, 1, 2), config)
+        found = denormalize(torch.from_dlpack(views.as_tensor()).permute(0, 3, 1, 2), config)
         for (level, box), view in zip(cases, found, strict=True):
             assert (view == 255 - level).all(), (level, box)
 
@@ -287,7 +287,7 @@ def test_a_file_that_passes_the_look_and_stops_dali(
     tiny: Tiny, folder: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The culprit of a batch is found and named; this run and the next go on without it."""
-    monkeypatch.setattr(reading, "PAUSES", (0.01,))
+    monkeypatch.setattr(reading, "RETRY_PAUSES", (0.01,))
     config = tiny(loader="dali", max_bad=0.05)
     loader = fastaug.build_loader(config)
     victim = int(next(loader.batches()).indices[3])

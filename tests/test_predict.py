@@ -33,7 +33,7 @@ WORK = Work(
     backward=(Op(2e9, 2e6), Op(0, 8e6)),
 )
 RATES = Rates(flops=1e12, memory=1e10, decode=1e6, view_passes=0, objective_passes=0)
-"""Of WORK: 3 ms of arithmetic, 1.2 ms of memory, and the optimiser's 2 us."""
+"""Of WORK: 3 ms of arithmetic, 1.2 ms of memory, and the optimizer's 2 us."""
 OPTIMISER = 5 * 1000 * 4 / 1e10
 
 

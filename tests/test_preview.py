@@ -13,7 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import fastaug
 from fastaug import cli, preview
 from fastaug.config import TrainConfig
-from fastaug.views.reference import denormalise
+from fastaug.views.reference import denormalize
 
 Tiny = Callable[..., TrainConfig]
 
@@ -56,7 +56,7 @@ def test_it_shows_the_originals_and_the_views_of_the_training(
     )
     trained = fastaug.build_loader(config)
     batch = next(iter(trained))
-    levels = denormalise(batch.views, config).permute(0, 1, 3, 4, 2).numpy()
+    levels = denormalize(batch.views, config).permute(0, 1, 3, 4, 2).numpy()
     tops, lefts = [], []
     for index, views in zip(batch.indices.tolist(), levels, strict=True):
         original = trained.images.image(index)

@@ -25,7 +25,7 @@ from fastaug.engine.profiling import Profiler, steps_to_record
 from fastaug.engine.trainer import Trainer
 from fastaug.runs.checkpoint import load_checkpoint
 from fastaug.runtime import trace as ranges
-from fastaug.runtime.signals import Interrupted
+from fastaug.runtime.signals import TrainingInterruptedError
 
 Tiny = Callable[..., TrainConfig]
 PART = ["wait for data", "forward", "objective", "backward"]
@@ -73,12 +73,12 @@ def test_a_trace(short: Tiny, capsys: pytest.CaptureFixture, changes: dict) -> N
     config = short(**changes, profile=True)
     Trainer(config).fit()
     check_line(capsys.readouterr().out, config.out)
-    steps = events(config.out, *PART, "optimiser")
-    assert [e["name"] for e in steps] == [*PART * config.accumulate, "optimiser"] * 5
+    steps = events(config.out, *PART, "optimizer")
+    assert [e["name"] for e in steps] == [*PART * config.accumulate, "optimizer"] * 5
     assert one_after_another(steps)
     ema = events(config.out, "ema")
     assert len(ema) == (5 if config.ema else 0)
-    assert all(map(within, ema, events(config.out, "optimiser")))
+    assert all(map(within, ema, events(config.out, "optimizer")))
     loading = events(config.out, *LOADING)
     if config.workers:
         check_worker_row(loading, steps)
@@ -171,16 +171,16 @@ def test_a_run_that_is_interrupted(
 
     monkeypatch.setattr(learner.Learner, "update", interrupt)
     config = short(max_steps=0, epochs=1, profile=True)
-    with pytest.raises(Interrupted):
+    with pytest.raises(TrainingInterruptedError):
         Trainer(config).fit()
     if recorded:
-        assert len(events(config.out, "optimiser")) == recorded
+        assert len(events(config.out, "optimizer")) == recorded
     else:
         assert not Path(config.out, "trace.json").exists()
         assert "ended before the steps to record; there is no trace" in capsys.readouterr().out
     assert not Trainer(*train.configure(["--resume", config.out])).config.profile
     Trainer(*train.configure(["--resume", config.out, "--profile"])).fit()
-    assert len(events(config.out, "optimiser")) == 5
+    assert len(events(config.out, "optimizer")) == 5
     assert_same_weights_without(config)
 
 

@@ -19,13 +19,13 @@ def test_ranges_on_a_gpu_are_nvtx_s_too(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: calls.append("pop"))
     ranges.listen(cuda=True)
     try:
-        with pytest.raises(KeyError), ranges.named("optimiser"), ranges.named("ema"):
+        with pytest.raises(KeyError), ranges.named("optimizer"), ranges.named("ema"):
             raise KeyError
     finally:
         ranges.stop_listening()
     with ranges.named("forward"):
         pass
-    assert calls == ["optimiser", "ema", "pop", "pop"]
+    assert calls == ["optimizer", "ema", "pop", "pop"]
 
 
 def test_a_worker_writes_its_ranges(tmp_path: Path) -> None:

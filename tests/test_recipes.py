@@ -23,7 +23,7 @@ from fastaug.recipes import RECIPES, get_recipe
 from fastaug.train import main
 
 # What all of the paper's runs share.
-SHARED = {"momentum": 0.9, "nesterov": False, "optimiser": "sgd", "ema": 0.0, "average": "losses"}
+SHARED = {"momentum": 0.9, "nesterov": False, "optimizer": "sgd", "ema": 0.0, "average": "losses"}
 WRN = SHARED | {
     "batch_size": 64,
     "views": 16,
@@ -148,7 +148,7 @@ GRIDS: dict[str, tuple[dict, int]] = {
         5,
     ),
 }
-# These go to K=1, where there is one objective and no regulariser.
+# These go to K=1, where there is one objective and no regularizer.
 HAS_ONE_VIEW = set(GRIDS) - {"cifar100-capacity", "imagenet-k-test"}
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import fastaug
-from fastaug.errors import KernelUnavailable
+from fastaug.errors import KernelUnavailableError
 from fastaug.kernels import admission, registry
 from fastaug.kernels.reference import ReferenceKernel
 
@@ -93,7 +93,7 @@ class TestNames:
         torch.testing.assert_close(
             fastaug.pairwise_kl(z, kernel="theirs"), fastaug.pairwise_kl(z, kernel="reference")
         )
-        with pytest.raises(KernelUnavailable, match="'broken' cannot be loaded"):
+        with pytest.raises(KernelUnavailableError, match="'broken' cannot be loaded"):
             fastaug.pairwise_kl(z, kernel="broken")
 
     @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ class TestNames:
         ],
     )
     def test_an_unknown_kernel_says_why(self, name: str, message: str) -> None:
-        with pytest.raises(KernelUnavailable, match=message):
+        with pytest.raises(KernelUnavailableError, match=message):
             fastaug.pairwise_kl(torch.zeros(1, 2, 3), kernel=name)
 
     def test_a_kernel_asked_for_by_name_never_falls_back(self) -> None:
@@ -119,13 +119,15 @@ class TestNames:
 
         fastaug.register_kernel("elsewhere", Elsewhere())
         assert fastaug.available_kernels()["elsewhere"] == "needs a CUDA device"
-        with pytest.raises(KernelUnavailable, match="'elsewhere' cannot run here: needs a CUDA"):
+        with pytest.raises(
+            KernelUnavailableError, match="'elsewhere' cannot run here: needs a CUDA"
+        ):
             fastaug.pairwise_kl(torch.zeros(1, 2, 3), kernel="elsewhere")
         assert fastaug.pairwise_kl(torch.zeros(1, 2, 3)).tolist() == [0.0]
 
     @pytest.mark.parametrize("name", ["auto", "a:b"])
     def test_reserved_names(self, name: str) -> None:
-        with pytest.raises(KernelUnavailable, match="'auto' and ':' are taken"):
+        with pytest.raises(KernelUnavailableError, match="'auto' and ':' are taken"):
             fastaug.register_kernel(name, registry.load_kernel("reference"))
 
     def test_one_whose_supports_raises_does_not_hide_the_others(self) -> None:
@@ -171,7 +173,9 @@ class TestAuto:
         assert registry.find_kernel("auto", z) is registry._REFERENCE
 
     def test_no_kernel_at_all(self) -> None:
-        with pytest.raises(KernelUnavailable, match=r"no loss kernel takes torch\.int64 logits"):
+        with pytest.raises(
+            KernelUnavailableError, match=r"no loss kernel takes torch\.int64 logits"
+        ):
             fastaug.pairwise_kl(torch.zeros(1, 2, 3, dtype=torch.int64))
 
 
@@ -204,7 +208,7 @@ class TestAdmission:
         kernel = Changed(change)
         report = fastaug.check_kernel(kernel)
         assert not report.admitted
-        with pytest.raises(KernelUnavailable, match=f"'changed' on cpu: refused.*{said}"):
+        with pytest.raises(KernelUnavailableError, match=f"'changed' on cpu: refused.*{said}"):
             fastaug.pairwise_kl(torch.zeros(1, 2, 3), kernel=kernel)
 
     def test_the_short_form_of_the_kl_is_refused(self) -> None:
@@ -312,7 +316,7 @@ class TestRemembered:
 
     def test_one_with_settings_of_its_own_is_compared_each_time(self, checks: list[str]) -> None:
         self.use(Changed(scaled()))
-        with pytest.raises(KernelUnavailable):
+        with pytest.raises(KernelUnavailableError):
             self.use(Changed(scaled(values=2)))
         assert checks == ["changed"] * 2
 
@@ -337,7 +341,7 @@ class TestRemembered:
                 return nll, 2 * kl, grad
 
         for _ in range(2):
-            with pytest.raises(KernelUnavailable):
+            with pytest.raises(KernelUnavailableError):
                 self.use(Wrong())
         assert checks == ["wrong"] * 2
 
@@ -347,7 +351,7 @@ class TestRemembered:
         self.use(Plain())
         monkeypatch.setattr(Plain, "value_and_grad", lambda *_, **__: (None, None, None))
         assert not fastaug.check_kernel(Plain()).admitted
-        with pytest.raises(KernelUnavailable):
+        with pytest.raises(KernelUnavailableError):
             self.use(Plain())
         assert list((own_cache / "kernels").glob("admitted-*")) == []
 

@@ -268,7 +268,7 @@ def test_what_the_paper_found_is_seen(claims: Callable[..., list[Claim]]) -> Non
         (0, {(4, "logits", 0.0): ([0.56, 0.57, 0.58], 1.2)}, "not seen"),
         # It wins, but no more than at K=2.
         (0, {(2, "logits", 0.0): ([0.42, 0.43, 0.44], 0.8)}, "in part"),
-        # The regulariser costs accuracy of one of them, or makes one less invariant.
+        # The regularizer costs accuracy of one of them, or makes one less invariant.
         (1, {(4, "probs", 1.0): ([0.49, 0.48, 0.48], 0.2)}, "in part"),
         (1, {(4, "logits", 1.0): ([0.57, 0.60, 0.59], 1.5)}, "in part"),
         # One objective stays behind, a little or as much as without.

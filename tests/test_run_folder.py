@@ -17,7 +17,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from fastaug.config import TrainConfig
 from fastaug.errors import ConfigError
 from fastaug.runs import folder as run_folder
-from fastaug.runs.folder import Events, RunFolder
+from fastaug.runs.folder import RunFolder, TensorBoardWriter
 
 Tiny = Callable[..., TrainConfig]
 
@@ -42,7 +42,7 @@ def test_lines_wait_for_a_disk_that_is_full_for_a_while(
     tmp_path: Path, tiny: Tiny, monkeypatch: pytest.MonkeyPatch, limit: int
 ) -> None:
     """A real limit: the write that meets it puts a part of its line into the file."""
-    monkeypatch.setattr(Events, "_TRY_AGAIN", 0.0)
+    monkeypatch.setattr(TensorBoardWriter, "_TRY_AGAIN", 0.0)
 
     def work(parent: Any) -> None:
         said: list[str] = []
@@ -109,7 +109,7 @@ def test_tensorboard_may_fail(
     tmp_path: Path, tiny: Tiny, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     """What it could not write is lost, what comes later is not."""
-    monkeypatch.setattr(Events, "_TRY_AGAIN", 0.0)
+    monkeypatch.setattr(TensorBoardWriter, "_TRY_AGAIN", 0.0)
     run = RunFolder(tmp_path, tiny(), say=print)
     run.write("train", 1, {"loss": 1.0}, {})
 
@@ -140,7 +140,7 @@ def test_tensorboard_is_not_tried_with_every_number(
 ) -> None:
     """A server that answers slowly that it is full would hold up the training each time."""
     opened = []
-    events = Events(tmp_path)
+    events = TensorBoardWriter(tmp_path)
 
     def fails(*_args: object, **_kwargs: object) -> None:
         opened.append(1)

@@ -24,7 +24,7 @@ from safetensors.torch import load_file
 from fastaug.errors import CheckpointError
 from fastaug.runs import checkpoint_writer as saver
 from fastaug.runs.checkpoint import load_checkpoint, write_checkpoint
-from fastaug.runs.checkpoint_writer import CheckpointSaver, newest_checkpoint
+from fastaug.runs.checkpoint_writer import CheckpointWriter, newest_checkpoint
 from tests.states import SIZE, state_of, step_in
 
 
@@ -84,10 +84,10 @@ class SlowDisk:
 @pytest.fixture
 def writing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]
-) -> tuple[SlowDisk, CheckpointSaver]:
+) -> tuple[SlowDisk, CheckpointWriter]:
     """A saver in the midst of writing step 1, until its disk is free."""
     disk = SlowDisk(monkeypatch)
-    writer = CheckpointSaver(tmp_path, keep=9, say=said.append)
+    writer = CheckpointWriter(tmp_path, keep=9, say=said.append)
     writer.save(state_of(1))
     assert disk.busy.wait(20)
     return disk, writer
@@ -99,25 +99,25 @@ class TestBesideTheTraining:
     ) -> None:
         disk = SlowDisk(monkeypatch)
         state = state_of(1)
-        state["optimiser"] = {"state": {0: {"momentum": torch.ones(3)}}, "groups": [{"lr": 1.0}]}
-        writer = CheckpointSaver(tmp_path, keep=2, say=said.append)
+        state["optimizer"] = {"state": {0: {"momentum": torch.ones(3)}}, "groups": [{"lr": 1.0}]}
+        writer = CheckpointWriter(tmp_path, keep=2, say=said.append)
         writer.save(state)
         assert disk.busy.wait(20)
         assert not list(tmp_path.glob("*.pt"))  # the training goes on before it is there
         state["step"] = 2
         state["model"]["w"] += 1
-        state["optimiser"]["state"][0]["momentum"].zero_()
-        state["optimiser"]["groups"][0]["lr"] = 0.1
+        state["optimizer"]["state"][0]["momentum"].zero_()
+        state["optimizer"]["groups"][0]["lr"] = 0.1
         disk.free.set()
         writer.close()
         assert step_in(tmp_path / "last.pt") == 1
-        kept = load_checkpoint(tmp_path / "last.pt")["optimiser"]
+        kept = load_checkpoint(tmp_path / "last.pt")["optimizer"]
         assert kept["state"][0]["momentum"].tolist() == [1, 1, 1]
         assert kept["groups"] == [{"lr": 1.0}]
         assert said == []
 
     def test_the_newest_of_those_that_wait_is_written(
-        self, tmp_path: Path, writing: tuple[SlowDisk, CheckpointSaver]
+        self, tmp_path: Path, writing: tuple[SlowDisk, CheckpointWriter]
     ) -> None:
         disk, writer = writing
         for step in (2, 3, 4):
@@ -128,7 +128,7 @@ class TestBesideTheTraining:
         assert step_in(tmp_path / "last.pt") == 4
 
     def test_the_best_is_not_dropped_for_a_newer_one(
-        self, tmp_path: Path, writing: tuple[SlowDisk, CheckpointSaver]
+        self, tmp_path: Path, writing: tuple[SlowDisk, CheckpointWriter]
     ) -> None:
         disk, writer = writing
         assert not writer.has_best
@@ -145,7 +145,7 @@ class TestBesideTheTraining:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]
     ) -> None:
         disk = SlowDisk(monkeypatch)
-        writer = CheckpointSaver(tmp_path, keep=1, say=said.append)
+        writer = CheckpointWriter(tmp_path, keep=1, say=said.append)
         writer.save(state_of(1))
         closing = threading.Thread(target=writer.close)
         closing.start()
@@ -160,7 +160,7 @@ class TestBesideTheTraining:
 class TestFiles:
     def test_the_newest_are_kept(self, tmp_path: Path, said: list[str]) -> None:
         for step in (1, 2, 9, 10, 11):
-            writer = CheckpointSaver(tmp_path, keep=2, say=said.append)
+            writer = CheckpointWriter(tmp_path, keep=2, say=said.append)
             writer.save(state_of(step))
             writer.close()
         assert steps_in(tmp_path) == [10, 11]
@@ -172,13 +172,13 @@ class TestFiles:
     def test_a_later_step_of_before_takes_no_place(self, tmp_path: Path, said: list[str]) -> None:
         """As after going on from an older checkpoint in the same folder."""
         for step in (90, 10, 20, 30):
-            writer = CheckpointSaver(tmp_path, keep=2, say=said.append)
+            writer = CheckpointWriter(tmp_path, keep=2, say=said.append)
             writer.save(state_of(step))
             writer.close()
         assert steps_in(tmp_path) == [20, 30, 90]
 
     def test_the_best_for_others(self, tmp_path: Path, said: list[str]) -> None:
-        writer = CheckpointSaver(tmp_path, keep=2, say=said.append)
+        writer = CheckpointWriter(tmp_path, keep=2, say=said.append)
         writer.save(state_of(3), best=True)
         writer.close()
         assert step_in(tmp_path / "best.pt") == 3
@@ -194,7 +194,7 @@ class TestFiles:
             raise OSError(errno.EPERM, "Operation not permitted")
 
         monkeypatch.setattr(os, "link", link)
-        writer = CheckpointSaver(tmp_path, keep=2, say=said.append)
+        writer = CheckpointWriter(tmp_path, keep=2, say=said.append)
         writer.save(state_of(3))
         writer.close()
         assert said == []
@@ -227,7 +227,7 @@ class TestFiles:
         monkeypatch.setattr(os, "replace", spy_replace)
         if not links:
             monkeypatch.setattr(os, "link", lambda *_names: os.stat("/no/such/file"))
-        writer = CheckpointSaver(tmp_path, keep=2, say=said.append)
+        writer = CheckpointWriter(tmp_path, keep=2, say=said.append)
         writer.save(state_of(3), best=True)
         writer.close()
         # last.pt knows of the evaluation that made it the best, and so comes after best.pt.
@@ -240,7 +240,7 @@ class TestFiles:
         halves = [tmp_path / ".last.pt.77.tmp", tmp_path / "checkpoints/.step-000000001.pt.77.tmp"]
         for half in halves:
             half.touch()
-        CheckpointSaver(tmp_path, keep=2, say=said.append).close()
+        CheckpointWriter(tmp_path, keep=2, say=said.append).close()
         assert not any(half.exists() for half in halves)
 
 
@@ -250,7 +250,7 @@ class TestADiskThatFails:
 
         def work(parent: Any) -> None:
             said: list[str] = []
-            writer = CheckpointSaver(tmp_path, keep=5, say=said.append)
+            writer = CheckpointWriter(tmp_path, keep=5, say=said.append)
             writer.save(state_of(1), best=True)
             wait_until(lambda: (tmp_path / "last.pt").exists())  # what is written last
             resource.setrlimit(resource.RLIMIT_FSIZE, (SIZE, resource.RLIM_INFINITY))
@@ -287,7 +287,7 @@ class TestADiskThatFails:
 
     def test_a_file_in_the_place_of_the_folder(self, tmp_path: Path, said: list[str]) -> None:
         (tmp_path / "checkpoints").touch()
-        writer = CheckpointSaver(tmp_path, keep=2, say=said.append)
+        writer = CheckpointWriter(tmp_path, keep=2, say=said.append)
         writer.save(state_of(1))
         wait_until(lambda: said)
         (tmp_path / "checkpoints").unlink()
@@ -312,7 +312,7 @@ class TestADiskThatFails:
         monkeypatch.setattr(saver, "write_checkpoint", write)
         monkeypatch.setattr(saver, "PATIENCE_AT_THE_END", 20)
         for outage in (1, 2):
-            writer = CheckpointSaver(tmp_path, keep=2, say=said.append)
+            writer = CheckpointWriter(tmp_path, keep=2, say=said.append)
             writer.save(state_of(outage))
             writer.close()
             assert [line.split(":")[0] for line in said] == [
@@ -330,7 +330,7 @@ class TestADiskThatFails:
 
         monkeypatch.setattr(os, "link", full)
         monkeypatch.setattr("shutil.copyfile", full)
-        writer = CheckpointSaver(tmp_path, keep=2, say=said.append)
+        writer = CheckpointWriter(tmp_path, keep=2, say=said.append)
         writer.save(state_of(1))
         with pytest.raises(CheckpointError):
             writer.close()
@@ -348,7 +348,7 @@ class TestADiskThatFails:
         earlier: bool,
     ) -> None:
         if earlier:
-            writer = CheckpointSaver(tmp_path, keep=2, say=said.append)
+            writer = CheckpointWriter(tmp_path, keep=2, say=said.append)
             writer.save(state_of(1))
             writer.close()
         go_on = threading.Event()
@@ -358,7 +358,7 @@ class TestADiskThatFails:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
         monkeypatch.setattr(saver, "write_checkpoint", full)
-        writer = CheckpointSaver(tmp_path, keep=2, say=said.append)
+        writer = CheckpointWriter(tmp_path, keep=2, say=said.append)
         writer.save(state_of(2))
         if when == "during the run":
             go_on.set()
@@ -389,7 +389,7 @@ class TestADiskThatFails:
             raise ValueError("what no one thought of")
 
         monkeypatch.setattr(saver, "write_checkpoint", broken)
-        writer = CheckpointSaver(tmp_path, keep=2, say=said.append)
+        writer = CheckpointWriter(tmp_path, keep=2, say=said.append)
         writer.save(state_of(1))
         writer.close()
         assert "(what no one thought of)" in said[0]
@@ -403,7 +403,7 @@ def test_a_process_killed_at_any_moment_leaves_what_it_had_written(tmp_path: Pat
 
     def work(parent: Any) -> None:
         for first in itertools.count(found + 1, 3):
-            writer = CheckpointSaver(tmp_path, keep=2, say=print)
+            writer = CheckpointWriter(tmp_path, keep=2, say=print)
             for step in range(first, first + 3):
                 writer.save(state_of(step), best=step % 2 == 0)
             parent.send(0)

@@ -26,7 +26,7 @@ def wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     """36 training images, 20 x 20, but one of 7 x 90 and one of 64 x 48; 15 test images."""
-    root = write_folder(tmp_path / "colours", {"train": 12, "test": 5})
+    root = write_folder(tmp_path / "colors", {"train": 12, "test": 5})
     Image.new("RGB", (7, 90)).save(root / "train/red/00.jpg", "PNG")
     Image.new("RGB", (64, 48)).save(root / "train/red/01.jpg")
     return root

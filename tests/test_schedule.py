@@ -97,7 +97,7 @@ def test_the_order_is_another_one_for_another_seed_or_epoch() -> None:
 
 
 def test_too_few_images_for_a_step() -> None:
-    with pytest.raises(DataError, match=r"5 images are less than one optimiser step of 6 "):
+    with pytest.raises(DataError, match=r"5 images are less than one optimizer step of 6 "):
         training(5, "drop", 1)
     (schedule,) = training(5, "fill", 1)
     (batch,) = indices(schedule)

@@ -277,7 +277,7 @@ def test_a_checkpoint_cannot_name_a_kernel_to_import(
         raise Reached(config.kernel)
 
     monkeypatch.setattr(evaluate, "load_checkpoint", lambda _path: state)
-    monkeypatch.setattr(evaluate, "survey_images", survey)
+    monkeypatch.setattr(evaluate, "scan_configured", survey)
     with pytest.raises(Reached, match=r"^auto$"):
         evaluate.main(["x.pt"])
 

@@ -188,7 +188,7 @@ SILHOUETTES = 6
 ANGLES = 36
 
 
-def normalised(mask: Image.Image, angle: float, mirror: bool) -> np.ndarray:
+def normalized(mask: Image.Image, angle: float, mirror: bool) -> np.ndarray:
     """The mask as 48 x 48 booleans: centroid in the middle, area a seventh of the whole."""
     y, x = np.nonzero(np.asarray(mask))
     scale = np.sqrt(len(x) * 7) / 48
@@ -205,10 +205,10 @@ def test_classes_differ_under_rotation_flip_and_scale() -> None:
         for shape in CLASSES
         for number in range(SILHOUETTES)
     ]
-    upright = np.array([normalised(mask, 0, False).ravel() for mask in masks], np.float32)
+    upright = np.array([normalized(mask, 0, False).ravel() for mask in masks], np.float32)
     turned = np.array(
         [
-            [normalised(mask, turn * 360 / ANGLES, mirror).ravel() for mask in masks]
+            [normalized(mask, turn * 360 / ANGLES, mirror).ravel() for mask in masks]
             for turn in range(ANGLES)
             for mirror in (False, True)
         ],

@@ -19,7 +19,7 @@ from fastaug.engine import learner, trainer
 from fastaug.engine.learner import Learner
 from fastaug.engine.loaders import build_loader
 from fastaug.engine.trainer import Trainer
-from fastaug.errors import NonFinite
+from fastaug.errors import NonFiniteError
 from fastaug.kernels.objective import ObjectiveTerms
 from fastaug.runs.checkpoint import load_checkpoint
 from fastaug.runtime.distributed import Group
@@ -115,7 +115,7 @@ def test_a_bad_step_is_as_if_it_had_not_been(
         leave_out(patch, {step})
         Trainer(without).fit()
     ours, theirs = (load_checkpoint(Path(c.out) / "last.pt") for c in (config, without))
-    for part in ("model", "ema", "optimiser"):
+    for part in ("model", "ema", "optimizer"):
         torch.testing.assert_close(ours[part], theirs[part], rtol=0, atol=0)
 
     (skipped,) = records(Path(config.out), "skipped")
@@ -164,7 +164,9 @@ def test_too_many_in_a_row(
     number, first = bad[-2] + 1, batches[-2]
     with monkeypatch.context() as patch:
         poison(patch, {batch[5] for batch in batches})
-        with pytest.raises(NonFinite, match=rf"2 steps in a row .*from step {number} on") as raised:
+        with pytest.raises(
+            NonFiniteError, match=rf"2 steps in a row .*from step {number} on"
+        ) as raised:
             Trainer(config).fit()
     out = Path(config.out)
     said = str(raised.value)

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import optuna
 import pytest
-from conftest import colour_image
+from conftest import color_image
 from optuna.trial import TrialState
 
 from fastaug import sweep
@@ -42,9 +42,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     arrays = {}
     for split, count in (("train", 60), ("test", 12)):
         labels = np.arange(count) % 3
-        arrays[f"{split}_images"] = np.stack([colour_image(label, rng, 12) for label in labels])
+        arrays[f"{split}_images"] = np.stack([color_image(label, rng, 12) for label in labels])
         arrays[f"{split}_labels"] = labels
-    path = tmp_path_factory.mktemp("sweep") / "colours.npz"
+    path = tmp_path_factory.mktemp("sweep") / "colors.npz"
     np.savez(path, **arrays)
     return path
 
@@ -241,7 +241,7 @@ def test_a_choice_on_the_test_images_is_said_to_be_one(
     assert sweep.main(flags("--select-on", "test", "--lr", "0.1", "0.2")) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "by top-1 on the test images themselves" in said
-    assert "optimistic" in said
+    assert "optimiztic" in said
 
 
 def test_a_finished_sweep_and_a_larger_grid_train_nothing_twice(
@@ -261,8 +261,8 @@ def test_runs_of_other_settings_are_not_taken(
     with pytest.raises(ConfigError, match=r"was run with other settings, --model wrn-10-1"):
         sweep.main(flags("--model", "wrn-16-1"))
     other = Path(flags()[flags().index("--data") + 1]).with_name("others.npz")
-    shutil.copy(other.with_name("colours.npz"), other)
-    with pytest.raises(ConfigError, match=r"--data .*colours.npz \(here: .*others.npz\)"):
+    shutil.copy(other.with_name("colors.npz"), other)
+    with pytest.raises(ConfigError, match=r"--data .*colors.npz \(here: .*others.npz\)"):
         sweep.main(flags(f"--data={other}"))
 
 

@@ -52,9 +52,9 @@ def test_a_missing_sync_is_seen(tmp_path: Path) -> None:
     sources = tmp_path / "cuda"
     shutil.copytree(source_folder(), sources)
     text = (sources / "objective.h").read_text()
-    assert text.count("centre_rows();\n    block.sync();") == 1
+    assert text.count("center_rows();\n    block.sync();") == 1
     (sources / "objective.h").write_text(
-        text.replace("centre_rows();\n    block.sync();", "centre_rows();")
+        text.replace("center_rows();\n    block.sync();", "center_rows();")
     )
     done = run(sources, "thread", tmp_path)
     assert done.returncode != 0

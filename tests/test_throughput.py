@@ -51,7 +51,7 @@ def samples() -> dict[Key, list[Turn]]:
         add(Key(table.STAGES, "step", "crop-flip", k), step, wait=2.0)
     add(Key(table.STAGES, "forward"), 10.0)
     add(Key(table.STAGES, "forward+backward"), 30.0)
-    add(Key(table.STAGES, "optimiser"), 4.0)
+    add(Key(table.STAGES, "optimizer"), 4.0)
     add(Key(table.STAGES, "bare step"), 35.0)
     return found
 
@@ -101,7 +101,7 @@ def test_rows_of_a_step() -> None:
         name: value(rows, table.SHARE, contender=name, K=2)["median"]
         for name in table.PARTS_OF_STEP
     }
-    expected = {"forward": 10, "backward": 20, "objective": 1, "optimiser": 4, "wait for data": 2}
+    expected = {"forward": 10, "backward": 20, "objective": 1, "optimizer": 4, "wait for data": 2}
     expected["other"] = step - sum(expected.values())
     assert shares == pytest.approx({name: v / step for name, v in expected.items()}, rel=1e-5)
     excess = value(rows, table.EXCESS, K=2)["median"]
@@ -236,7 +236,7 @@ def test_a_whole_run(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     stages = {(row["contender"], row["K"]) for row in rows if row["part"] == "stages"}
     for stage in ("decode", "loader", "objective", "step, synthetic views", "step"):
         assert {(stage, "1"), (stage, "2")} <= stages
-    for stage in ("forward", "forward+backward", "optimiser", "bare step"):
+    for stage in ("forward", "forward+backward", "optimizer", "bare step"):
         assert (stage, "") in stages
     loaders = {
         (row["contender"], row["policy"], row["K"]) for row in rows if row["part"] == "loaders"

@@ -1,4 +1,4 @@
-"""The toy example's integrals, against sampling, another quadrature, and an optimiser."""
+"""The toy example's integrals, against sampling, another quadrature, and an optimizer."""
 
 from __future__ import annotations
 

@@ -149,9 +149,9 @@ def test_every_update_has_the_rate_of_the_schedule(
     used = []
     step = torch.optim.SGD.step
 
-    def spy(optimiser: torch.optim.SGD, *args: object, **kwargs: object) -> object:
-        used.append([group["lr"] for group in optimiser.param_groups])
-        return step(optimiser, *args, **kwargs)
+    def spy(optimizer: torch.optim.SGD, *args: object, **kwargs: object) -> object:
+        used.append([group["lr"] for group in optimizer.param_groups])
+        return step(optimizer, *args, **kwargs)
 
     monkeypatch.setattr(torch.optim.SGD, "step", spy)
     folder = run(tiny(lr=0.08, accumulate=2))

@@ -48,7 +48,7 @@ class Device:
 class Launcher:
     """Stands in for the program: compiles it just as a launch does, and may run it on the emulator.
 
-    TritonKernel is called as it is, so that what is tested is what it launches: the specialisation,
+    TritonKernel is called as it is, so that what is tested is what it launches: the specialization,
     the grid, the number of warps, the arguments.
     """
 

@@ -17,7 +17,7 @@ from fastaug.errors import DataError
 from fastaug.views.philox import TRAIN_VIEWS, permutation, philox, uniforms, uniforms_at
 from fastaug.views.plan import ViewPlan, draw_plans
 from fastaug.views.randaugment import Operation
-from fastaug.views.reference import NORMALISATION, denormalise, reference_views, resize
+from fastaug.views.reference import NORMALIZATION, denormalize, reference_views, resize
 
 
 def image_of(height: int, width: int, seed: int = 0) -> np.ndarray:
@@ -164,9 +164,9 @@ def by_hand(image: np.ndarray, size: int, name: str, antialias: bool) -> np.ndar
         widen = n / size if antialias and n > size else 1
         out = np.zeros((size, *line.shape[1:]))
         for i in range(size):
-            centre, total = (i + 0.5) * n / size, 0.0
+            center, total = (i + 0.5) * n / size, 0.0
             for j in range(-3 * n - 3, 4 * n + 3):  # far more than any filter reaches
-                weight = filter_weight(name, (j + 0.5 - centre) / widen)
+                weight = filter_weight(name, (j + 0.5 - center) / widen)
                 out[i] += weight * line[min(max(j, 0), n - 1)]
                 total += weight
             out[i] /= total
@@ -216,12 +216,12 @@ class TestReferenceViews:
         image = image_of(30, 40)
         plan = ViewPlan(top=3, left=5, height=20, width=25, flip=True)
         crop = by_hand(image[3:23, 5:30], 16, name, antialias)[:, ::-1]
-        mean, deviation = NORMALISATION["imagenet"]
+        mean, deviation = NORMALIZATION["imagenet"]
         (view,) = reference_views(image, [plan], config)
         np.testing.assert_allclose(view, (crop - mean) / deviation, atol=1e-4)
 
     def test_the_cifar_view_is_an_exact_crop_of_the_reflected_image(self) -> None:
-        config = TrainConfig(size=32, crop="pad", normalise="cifar")
+        config = TrainConfig(size=32, crop="pad", normalize="cifar")
         image = image_of(32, 32)
         padded = np.asarray(
             torch.nn.functional.pad(
@@ -234,11 +234,11 @@ class TestReferenceViews:
         np.testing.assert_allclose(view, expected, atol=1e-5)
 
     def test_the_central_cifar_view_is_the_image(self) -> None:
-        config = TrainConfig(size=32, crop="pad", normalise="cifar")
+        config = TrainConfig(size=32, crop="pad", normalize="cifar")
         image = image_of(32, 32)
         (central,) = plans(replace(config, augment="none"), 32, 32, 1)
         (view,) = reference_views(image, [central], config)
-        back = denormalise(view.permute(2, 0, 1), config)
+        back = denormalize(view.permute(2, 0, 1), config)
         np.testing.assert_array_equal(back.permute(1, 2, 0), image)
 
     @pytest.mark.parametrize(("name", "antialias"), MODES)
@@ -253,7 +253,7 @@ class TestReferenceViews:
             assert levels.min() < -1
             assert levels.max() > 256
         (view,) = reference_views(image, [inverted(0, 0, 23, 13)], config)
-        found = 255 - denormalise(view.permute(2, 0, 1), config).permute(1, 2, 0).numpy()
+        found = 255 - denormalize(view.permute(2, 0, 1), config).permute(1, 2, 0).numpy()
         sure = np.abs(levels - np.rint(levels)) > 0.004
         assert sure.mean() > 0.9
         expected = np.floor(levels.clip(0, 255))
@@ -270,7 +270,7 @@ class TestReferenceViews:
             image = np.full((60, 47, 3), level, np.uint8)
             boxes = [(0, 0, 60, 47), (2, 3, 13, 11), (5, 1, 37, 9)]
             views = reference_views(image, [inverted(*box) for box in boxes], config)
-            assert (denormalise(views.permute(0, 3, 1, 2), config) == 255 - level).all()
+            assert (denormalize(views.permute(0, 3, 1, 2), config) == 255 - level).all()
 
 
 def inverted(*box: int) -> ViewPlan:

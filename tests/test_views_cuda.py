@@ -19,7 +19,7 @@ from fastaug.views.native import NativeViews
 from fastaug.views.packed_plan import encode_layers, encode_views, pictures_of
 from fastaug.views.plan import ViewPlans
 from fastaug.views.randaugment import NAMES, draw_operations
-from fastaug.views.render_spec import BORDERS, INTERPOLATIONS, ViewForm
+from fastaug.views.render_spec import BORDERS, INTERPOLATIONS, RenderSpec
 
 pytestmark = needs_emulator
 
@@ -57,7 +57,7 @@ def plans_of(
 
 
 def check(
-    engine: EmulatedViews, images: list[Tensor], plans: ViewPlans, form: ViewForm
+    engine: EmulatedViews, images: list[Tensor], plans: ViewPlans, form: RenderSpec
 ) -> dict[str, Any]:
     """Compares with the CPU kernel; returns the emulator's statistics."""
     pictures, kept = pictures_of(images)
@@ -78,14 +78,14 @@ def check(
 @pytest.mark.parametrize("interpolation", INTERPOLATIONS)
 def test_every_way_of_resampling(interpolation: Any, antialias: bool) -> None:
     number = 2 * INTERPOLATIONS.index(interpolation) + antialias
-    form = ViewForm(interpolation, antialias, dtype=DTYPES[number % 3])
+    form = RenderSpec(interpolation, antialias, dtype=DTYPES[number % 3])
     check(EmulatedViews(ARCHITECTURES[number]), [noise(1), noise(2)], plans_of(INSIDE, 2), form)
 
 
 @pytest.mark.parametrize("border", BORDERS)
 def test_boxes_beyond_the_image(border: Any) -> None:
     number = BORDERS.index(border)
-    form = ViewForm(border=border, antialias=True, dtype=DTYPES[number % 3])
+    form = RenderSpec(border=border, antialias=True, dtype=DTYPES[number % 3])
     images = [noise(1), noise(2, 1, 13), noise(3, 10, 11)]
     check(EmulatedViews(ARCHITECTURES[number]), images, plans_of(BEYOND, 3), form)
 
@@ -96,7 +96,7 @@ def test_every_operation(dtype: torch.dtype) -> None:
     flat, dark = torch.full((SIZE, SIZE, 3), 70, dtype=torch.uint8), noise(1, SIZE, SIZE) // 3
     plans = plans_of([(0, 0, SIZE, SIZE)] * len(NAMES), 3, layers=1)
     assert set(plans.operations.reshape(-1)) == set(range(len(NAMES)))
-    form = ViewForm(normalise="cifar", dtype=dtype)
+    form = RenderSpec(normalize="cifar", dtype=dtype)
     engine = EmulatedViews(ARCHITECTURES[DTYPES.index(dtype)])
     check(engine, [flat, dark, noise(2, SIZE, SIZE)], plans, form)
     if dtype == torch.float32:
@@ -118,7 +118,7 @@ def test_memory_in_either_place(places: str) -> None:
     in_shared, limit_of = PLACES[places]
     images = [noise(1)]
     plans = plans_of([*INSIDE[:3], *BEYOND[:3]], 1, layers=4)
-    form = ViewForm("bilinear", dtype=torch.bfloat16)
+    form = RenderSpec("bilinear", dtype=torch.bfloat16)
     needs = needs_of(encode_views(pictures_of(images)[0], plans), encode_layers(plans), form, SIZE)
     assert needs.first == needs.second == 3 * SIZE * SIZE + 1
     aligned = launch._aligned
@@ -140,7 +140,7 @@ def test_any_number_of_warps_and_rows(
     monkeypatch.setattr(launch, "NUMBERS_PER_THREAD", 1)
     monkeypatch.setattr(launch, "MOST_ROWS", rows)
     plans = plans_of([INSIDE[1], BEYOND[0]], 1, layers=2)
-    check(EmulatedViews("compute_90"), [noise(1)], plans, ViewForm())
+    check(EmulatedViews("compute_90"), [noise(1)], plans, RenderSpec())
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -150,7 +150,7 @@ def test_any_order_of_the_warps(seed: int) -> None:
     engine = EmulatedViews(
         "compute_80", shared_limit=limit, processors=processors, schedule="warp", seed=seed
     )
-    check(engine, [noise(1)], plans, ViewForm())
+    check(engine, [noise(1)], plans, RenderSpec())
 
 
 @pytest.mark.parametrize("limit", [LIMIT, 0], ids=["shared", "global"])
@@ -169,7 +169,7 @@ def test_the_plan_asks_for_the_memory_that_is_used_and_no_more(
 
         monkeypatch.setattr(cuda, "plan_launch", less)
         plans = plans_of([(-4, -4, 15, 15)], layers=1)
-        check(EmulatedViews("compute_80", shared_limit=limit), [noise(1)], plans, ViewForm())
+        check(EmulatedViews("compute_80", shared_limit=limit), [noise(1)], plans, RenderSpec())
 
     run(0)
     run(13)
@@ -187,9 +187,9 @@ def test_rows_of_an_image_may_lie_apart_and_images_may_be_any_number() -> None:
     room = noise(1, 40, 50)
     images = [room[3:34, 2:29], room[:31, 23:]]
     engine = EmulatedViews("compute_80")
-    check(engine, images, plans_of(INSIDE[:3], 2), ViewForm(normalise=None))
+    check(engine, images, plans_of(INSIDE[:3], 2), RenderSpec(normalize=None))
     pictures, kept = pictures_of([])
     empty = plans_of(INSIDE, 0)
-    none = engine.start(pictures, empty, ViewForm(), threads=0, kept=kept).finish()
+    none = engine.start(pictures, empty, RenderSpec(), threads=0, kept=kept).finish()
     assert none.shape == (0, len(INSIDE), 3, SIZE, SIZE)
     assert len(engine.gpu.launches) == 1

@@ -31,7 +31,7 @@ from fastaug.views.launch import (
     plan_launch,
 )
 from fastaug.views.packed_plan import LAYER, VIEW
-from fastaug.views.render_spec import BORDERS, ViewForm
+from fastaug.views.render_spec import BORDERS, RenderSpec
 
 # --- compilation ---
 
@@ -71,7 +71,7 @@ def test_structures_lie_as_in_the_kernels() -> None:
             lines = lines.replace("Filter filter;", "int cubic, antialias;")
         names = re.findall(r"(\w+)(?:\[3\])?[,;]", lines)
         assert names == [field[0] for field in structure._fields_]
-    form = form_structure(ViewForm(border="edge", antialias=True, normalise="cifar"), 32, 2)
+    form = form_structure(RenderSpec(border="edge", antialias=True, normalize="cifar"), 32, 2)
     assert (form.size, form.layers, form.border) == (32, 2, BORDERS.index("edge"))
     assert (form.cubic, form.antialias) == (1, 1)
     assert form.mean[2] == pytest.approx(0.4465 * 255, rel=1e-3)
@@ -104,7 +104,7 @@ def test_needs_are_those_of_the_kernel(layout: Path) -> None:
             box, width = [size, size], size + int(random.integers(1 - size, 3))
         top, left = (int(random.integers(-30, 60)) * (number % 3) for _ in range(2))
         interpolation, border = ("bilinear", "bicubic")[number % 2], BORDERS[number // 2 % 4]
-        form = ViewForm(interpolation, number % 4 > 1, border)
+        form = RenderSpec(interpolation, number % 4 > 1, border)
         layers, strip = number % 3, int(random.integers(1, 20))
         operation = int(random.integers(0, 13))
         place = (height, width, top, left, *box)
@@ -131,7 +131,7 @@ def test_the_needs_of_a_batch_are_those_of_its_largest_views() -> None:
     views["box_height"], views["box_width"] = (10, 50, 20), (50, 10, 20)
     views["top"] = (0, 0, 31)
     layers["operation"][4] = 4
-    form = ViewForm(antialias=True)
+    form = RenderSpec(antialias=True)
     alone = [needs_of(views[i : i + 1], layers[2 * i : 2 * i + 2], form, 8) for i in range(3)]
     batch = needs_of(views, layers, form, 8)
     for rows in (1, 8):

@@ -1,4 +1,4 @@
-"""WRN-d-w with SkipInit: parameter counts, the definition written a second time, initialisation."""
+"""WRN-d-w with SkipInit: parameter counts, the definition written a second time, initialization."""
 
 from collections.abc import Mapping
 
@@ -70,7 +70,7 @@ def test_equals_the_definition(depth: int, width: int, size: tuple[int, int]) ->
     torch.testing.assert_close(actual_grads, expected_grads, rtol=1e-9, atol=1e-9)
 
 
-def test_initialisation() -> None:
+def test_initialization() -> None:
     torch.manual_seed(0)
     model = WideResNet(16, 4, num_classes=100)
     for name, parameter in model.named_parameters():

@@ -1,12 +1,12 @@
 """Views from their definition, in float64 numpy: the oracle of whatever makes views.
 
 A view takes a box of the image, resizes it to S x S, flips it, and, if it has operations, is cut to
-whole levels and goes through them; then it is normalised. Of the product nothing is used but the
+whole levels and goes through them; then it is normalized. Of the product nothing is used but the
 names of the operations and the class that holds plans.
 
 - The box may reach beyond the image; np.pad says what is there.
-- Along an axis, output i of S is centred at (i + 0.5) n / S of the n pixels of the box, and pixel j
-  weighs f((j + 0.5 - centre) / widen); f is the triangle of radius 1 or Keys' cubic with a = -0.5,
+- Along an axis, output i of S is centerd at (i + 0.5) n / S of the n pixels of the box, and pixel j
+  weighs f((j + 0.5 - center) / widen); f is the triangle of radius 1 or Keys' cubic with a = -0.5,
   widen is 1, or with antialiasing max(n / S, 1). Weights sum to 1; beyond the box its edge pixel is
   repeated, so what a weight out there would take, the edge pixel takes. As a matrix [S, n] it is
   slow, and there is nothing in it to get wrong.
@@ -31,7 +31,7 @@ Layers = Sequence[tuple[str, tuple[float, ...]]]
 
 PAD_MODES = {"reflect": "reflect", "mirror": "symmetric", "edge": "edge", "fill": "constant"}
 INTERPOLATIONS = ("bicubic", "bilinear")
-NORMALISATION = {
+NORMALIZATION = {
     "imagenet": ((123.675, 116.28, 103.53), (58.395, 57.12, 57.375)),
     "cifar": ((125.3, 123.0, 113.9), (63.0, 62.1, 66.7)),
     None: ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0)),
@@ -64,8 +64,8 @@ def view_levels(
     return operate(cut(view), layers).astype(np.float64) if len(layers) else view
 
 
-def normalised(levels: np.ndarray, kind: str | None) -> np.ndarray:
-    mean, deviation = NORMALISATION[kind]
+def normalized(levels: np.ndarray, kind: str | None) -> np.ndarray:
+    mean, deviation = NORMALIZATION[kind]
     return (levels - mean) / deviation
 
 
@@ -89,8 +89,8 @@ def weights(length: int, size: int, interpolation: str, antialias: bool) -> np.n
     widen = max(scale, 1) if antialias else 1
     reach = math.ceil(2 * widen) + 1
     pixel = np.arange(-reach, length + reach)
-    centre = (np.arange(size)[:, None] + 0.5) * scale
-    found = _filter(np.abs(pixel + 0.5 - centre) / widen, interpolation)
+    center = (np.arange(size)[:, None] + 0.5) * scale
+    found = _filter(np.abs(pixel + 0.5 - center) / widen, interpolation)
     found /= found.sum(axis=1, keepdims=True)
     folded = np.zeros((size, length))
     np.add.at(folded, (slice(None), pixel.clip(0, length - 1)), found)
@@ -195,9 +195,9 @@ def _blend(degenerate: np.ndarray, levels: np.ndarray, factor: float) -> np.ndar
 
 def _matrix(name: str, value: float, size: int) -> tuple[float, ...]:
     """a, b, c, d, e, f: pixel (x, y) comes from (a x + b y + c, d x + e y + f)."""
-    if name == "rotate":  # about the centre of the view
-        cos, sin, centre = np.cos(np.radians(value)), np.sin(np.radians(value)), (size - 1) / 2
-        return (cos, -sin, centre * (1 - cos + sin), sin, cos, centre * (1 - sin - cos))
+    if name == "rotate":  # about the center of the view
+        cos, sin, center = np.cos(np.radians(value)), np.sin(np.radians(value)), (size - 1) / 2
+        return (cos, -sin, center * (1 - cos + sin), sin, cos, center * (1 - sin - cos))
     return {
         "shear_x": (1, value, MOVE_TIE, 0, 1, MOVE_TIE),
         "shear_y": (1, 0, MOVE_TIE, value, 1, MOVE_TIE),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fastaug.runtime.atomic import whole_file
+from fastaug.runtime.atomic import atomic_write
 
 
 def load_arrays(file: Path) -> dict[str, np.ndarray] | None:
@@ -23,5 +23,5 @@ def store_arrays(file: Path, **arrays: np.ndarray) -> None:
     """Keep arrays, all or none of them; a folder that cannot be written keeps none."""
     with suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(file) as unfinished, unfinished.open("wb") as out:
+        with atomic_write(file) as unfinished, unfinished.open("wb") as out:
             np.savez(out, allow_pickle=False, **arrays)

@@ -16,12 +16,12 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from fastaug.data.image_set import ImageSet, Manifest
-from fastaug.data.scan import Survey, check_share, mark_bad, stamp_of
+from fastaug.data.scan import ScanResult, check_share, mark_bad, stamp_of
 from fastaug.errors import DataError
 
 log = logging.getLogger("fastaug")
 
-PAUSES = (0.1, 0.3, 1.0, 3.0)
+RETRY_PAUSES = (0.1, 0.3, 1.0, 3.0)
 """Seconds before a read or decode that failed is tried again, and again."""
 _OUTAGE = 4
 """Images that, if they are all of a batch and none can be read, are not each to blame."""
@@ -46,7 +46,7 @@ class Fault(NamedTuple):
     """Of the file that was read: it may have been mended by the time that this is noted."""
 
 
-class BadImages(DataError):
+class BadImagesError(DataError):
     """Images of a batch that stay bad: a loader's pass ends with it, and goes on without them."""
 
     def __init__(self, faults: Mapping[int, Fault], images: int) -> None:
@@ -56,7 +56,7 @@ class BadImages(DataError):
         """All that were read with them."""
 
 
-class TryAgain(DataError):
+class RetryError(DataError):
     """What makes the batches has broken down, by no image's fault; it can be made anew."""
 
     def __init__(self, reason: str, *, times: int) -> None:
@@ -65,7 +65,7 @@ class TryAgain(DataError):
         """How often in a row a pass may start again for it."""
 
 
-class ChangedImage(DataError):
+class ChangedImageError(DataError):
     """Another image than the one that was looked at before the run."""
 
 
@@ -76,10 +76,10 @@ def attempt(read: Callable[[int], Read], index: int) -> Read | Failure:
     except DataError as error:
         # As in a look: Pillow raises OSError too, but without a number: that is the image's fault.
         storage = isinstance(error.__cause__, OSError) and error.__cause__.errno is not None
-        return Failure(str(error), not storage and not isinstance(error, ChangedImage))
+        return Failure(str(error), not storage and not isinstance(error, ChangedImageError))
 
 
-def read_patiently(
+def read_with_retries(
     images: ImageSet,
     first: dict[int, Read | Failure],
     read: Callable[[int], Read],
@@ -92,8 +92,8 @@ def read_patiently(
     found = {index: out for index, out in first.items() if not isinstance(out, Failure)}
     failed = {index: out for index, out in first.items() if isinstance(out, Failure)}
     for failure in failed.values():
-        say(f"{failure.line}; it is tried again for {sum(PAUSES):.2g} s")
-    for pause in PAUSES:
+        say(f"{failure.line}; it is tried again for {sum(RETRY_PAUSES):.2g} s")
+    for pause in RETRY_PAUSES:
         if not failed:
             break
         time.sleep(pause)
@@ -107,14 +107,14 @@ def read_patiently(
             say(f"{images.where(index)}: can be read again")
     if failed:
         faults = {index: _fault(images, index, failure) for index, failure in failed.items()}
-        raise BadImages(faults, len(first))
+        raise BadImagesError(faults, len(first))
     return found
 
 
 def check_size(images: ImageSet, index: int, size: tuple[int, ...]) -> None:
     """size: height and width of the decoded image. Plans are made for those of the manifest."""
     if images.manifest is not None and tuple(images.manifest.sizes[index]) != size:
-        raise ChangedImage(
+        raise ChangedImageError(
             f"{images.where(index)}: the file has changed, another size than when the run began"
         )
 
@@ -124,7 +124,7 @@ def _fault(images: ImageSet, index: int, failure: Failure) -> Fault:
     return Fault(" ".join(reason.split())[:200], failure.lasting, stamp_of(images, index))
 
 
-def quarantine(images: ImageSet, found: BadImages, max_bad: float) -> ImageSet:
+def quarantine(images: ImageSet, found: BadImagesError, max_bad: float) -> ImageSet:
     """The set without them, each of them said; an error if too many are bad by now."""
     faults = found.faults
     if len(faults) == found.images >= _OUTAGE and not any(f.lasting for f in faults.values()):
@@ -143,7 +143,7 @@ def quarantine(images: ImageSet, found: BadImages, max_bad: float) -> ImageSet:
     sizes, plain = known.sizes.copy(), known.plain.copy()
     sizes[list(faults)], plain[list(faults)] = 0, False  # as a look would have left them
     bad = {index: fault.reason for index, fault in faults.items()} | dict(known.bad)
-    check_share(images, Survey(Manifest(sizes, plain, bad), Counter()), max_bad)
+    check_share(images, ScanResult(Manifest(sizes, plain, bad), Counter()), max_bad)
     for index, fault in faults.items():
         log.warning("%s: %s; the run goes on without it", images.where(index), fault.reason)
     return replace(images, manifest=Manifest(sizes, plain, dict(sorted(bad.items()))))

@@ -11,7 +11,7 @@ import numpy as np
 
 from fastaug.config import TrainConfig, flag
 from fastaug.data.image_set import ImageSet
-from fastaug.data.retry import BadImages, TryAgain, quarantine
+from fastaug.data.retry import BadImagesError, RetryError, quarantine
 from fastaug.errors import CheckpointError, DataError
 from fastaug.views.batch import ViewBatch
 from fastaug.views.philox import SUBSTITUTES, TEST_VIEWS, TRAIN_VIEWS, permutation, uniforms
@@ -27,7 +27,7 @@ _IDENTITY = (
     *("seed", "views", "size", "augment", "crop", "crop_area", "crop_sampling"),
     *("interpolation", "antialias"),
     *("randaugment_policy", "randaugment_layers", "randaugment_magnitude"),
-    *("normalise", "views_dtype", "last_batch"),
+    *("normalize", "views_dtype", "last_batch"),
 )
 
 
@@ -46,7 +46,7 @@ class Schedule:
     """What every loader is built on. One pass hands out what is left of the current epoch.
 
     The order of the images depends on (seed, epoch); a batch of all ranks is a run of it, so the
-    ranks together see what one would see. A training epoch has whole optimiser steps alone, as
+    ranks together see what one would see. A training epoch has whole optimizer steps alone, as
     many on every rank and in every epoch. A bad image is replaced by another one, drawn anew in
     every epoch: no other image changes its place, so a run whose image has gone bad can go on.
     An evaluation has every good image once, in order; what has gone bad since it was built is
@@ -82,7 +82,7 @@ class Schedule:
             steps += rest > 0
         if steps == 0:
             raise DataError(
-                f"{self.images.name}: {len(self.images)} images are less than one optimiser step "
+                f"{self.images.name}: {len(self.images)} images are less than one optimizer step "
                 f"of {per_step} (--batch-size / --views); use a smaller --batch-size, "
                 "or --last-batch fill"
             )
@@ -112,9 +112,9 @@ class Schedule:
                     self._handed_out(key)
                     yield batch
                 break
-            except BadImages as found:
+            except BadImagesError as found:
                 self.quarantine(found)
-            except TryAgain as error:
+            except RetryError as error:
                 times = times + 1 if self.position == stopped_at else 1
                 stopped_at = self.position
                 if times > error.times:
@@ -124,10 +124,10 @@ class Schedule:
             self.set_epoch(epoch + 1)
 
     def _pass(self, keys: list[BatchKey]) -> Iterator[ViewBatch]:
-        """The batches of the keys, in their order, until one raises BadImages or TryAgain."""
+        """The batches of the keys, in order; raises BadImagesError or RetryError."""
         raise NotImplementedError
 
-    def quarantine(self, found: BadImages) -> None:
+    def quarantine(self, found: BadImagesError) -> None:
         """From here on the batches are those of a run that has known of these images before."""
         self.images = quarantine(self.images, found, self.config.max_bad)
 

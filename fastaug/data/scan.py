@@ -51,7 +51,7 @@ _MEMORY = 1 << 30
 
 
 @dataclass
-class Survey:
+class ScanResult:
     """What is known of every image of a set."""
 
     manifest: Manifest
@@ -84,7 +84,7 @@ class _Notes:
             self.reasons[row] = found.reason
 
 
-def survey(
+def scan_images(
     images: ImageSet, *, full: bool = False, max_bad: float = 0.01, workers: int = -1
 ) -> ImageSet:
     """The set with its manifest; a share of bad images above max_bad is an error.
@@ -92,7 +92,7 @@ def survey(
     full decodes every image; else those alone whose end is not where it should be. Images that were
     looked at before and have not changed are not looked at again. Bad ones keep their numbers.
     """
-    found = look_over(images, full=full, workers=workers)
+    found = scan_set(images, full=full, workers=workers)
     check_share(images, found, max_bad)
     if bad := found.manifest.bad:
         listed = f"; all of them: {found.bad_list}" if found.bad_list else ""
@@ -108,7 +108,7 @@ def survey(
 
 
 def mark_bad(images: ImageSet, index: int, reason: str, stamp: int | None = None) -> None:
-    """Leave image number index out from the next survey on, until its file changes.
+    """Leave image number index out from the next scan on, until its file changes.
 
     stamp: of the file that was found bad, where it may have changed since.
     """
@@ -133,7 +133,7 @@ def stamp_of(images: ImageSet, index: int) -> int:
     return 0 if images.array is not None else int(_stamps(images, [index])[0])
 
 
-def check_share(images: ImageSet, found: Survey, max_bad: float) -> None:
+def check_share(images: ImageSet, found: ScanResult, max_bad: float) -> None:
     """Refuse a set with too many bad images, or with no other."""
     bad, total = found.manifest.bad, len(images)
     if len(bad) <= max_bad * total and (not bad or len(bad) < total):
@@ -146,12 +146,12 @@ def check_share(images: ImageSet, found: Survey, max_bad: float) -> None:
     )
 
 
-def look_over(images: ImageSet, *, full: bool = False, workers: int = -1) -> Survey:
+def scan_set(images: ImageSet, *, full: bool = False, workers: int = -1) -> ScanResult:
     """Look at every image that is not known yet, and remember what was found."""
     count = len(images)
     if images.array is not None:
         sizes = np.tile(np.array(images.array.shape[1:3], np.int32), (count, 1))
-        return Survey(Manifest(sizes, np.ones(count, bool)), Counter(array=count))
+        return ScanResult(Manifest(sizes, np.ones(count, bool)), Counter(array=count))
     level = _FULL if full else _QUICK
     file = _file_of(images)
     budget = Budget(_MEMORY)
@@ -173,7 +173,9 @@ def look_over(images: ImageSet, *, full: bool = False, workers: int = -1) -> Sur
     sizes = np.stack([rows["height"], rows["width"]], axis=1)
     formats = Counter(rows["format"][~rows["bad"]].astype(str).tolist())
     bad = dict(sorted(notes.reasons.items()))
-    return Survey(Manifest(sizes, rows["plain"].copy(), bad), formats, _list_bad(file, images, bad))
+    return ScanResult(
+        Manifest(sizes, rows["plain"].copy(), bad), formats, _list_bad(file, images, bad)
+    )
 
 
 def _all_stamps(images: ImageSet, pool: ThreadPoolExecutor) -> np.ndarray:

@@ -23,7 +23,7 @@ _TAIL = 4096
 # What a whole file of a format has near its end.
 _END = {"JPEG": b"\xff\xd9", "MPO": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82"}
 _CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
-"""Numbers in a pixel, by the colour type of a PNG."""
+"""Numbers in a pixel, by the color type of a PNG."""
 _MAX_BYTES = 1 << 30
 """A larger file is not read into memory to see whether it is an image."""
 _LARGE = 1 << 25
@@ -236,8 +236,8 @@ def _check_png(content: bytes) -> None:
         if kind == b"IDAT":
             pixels.append(content[place + 8 : place + 8 + length])
         place += length + 12
-    width, height, depth, colour, *_, interlaced = struct.unpack(">IIBBBBB", content[16:29])
-    row = 1 + (width * depth * _CHANNELS[colour] + 7) // 8
+    width, height, depth, color, *_, interlaced = struct.unpack(">IIBBBBB", content[16:29])
+    row = 1 + (width * depth * _CHANNELS[color] + 7) // 8
     if not interlaced and (found := _inflated_size(b"".join(pixels))) < height * row:
         raise DataError(f"{found // row} of its {height} rows are there")
 

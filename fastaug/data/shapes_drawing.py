@@ -18,7 +18,7 @@ DIM, BRIGHT = (20.0, 115.0), (140.0, 245.0)
 
 Array = npt.NDArray[np.float64]
 Rng = np.random.Generator
-Colour = tuple[int, int, int]
+Color = tuple[int, int, int]
 
 
 def draw_picture(shape: str, rng: Rng) -> Image.Image:
@@ -26,9 +26,9 @@ def draw_picture(shape: str, rng: Rng) -> Image.Image:
     mask = draw_silhouette(shape, rng)
     # Bright shapes on dim grounds: with dark ones on bright grounds too, a small network stays at
     # chance for its first ten epochs. Brightness, not hue: a grey view shows the shape as well.
-    picture = _background(_colour(rng, *DIM), _colour(rng, *DIM), rng)
+    picture = _background(_color(rng, *DIM), _color(rng, *DIM), rng)
     _draw_clutter(picture, int(rng.integers(2, 7)), rng)
-    picture.paste(_texture(_colour(rng, *BRIGHT), _colour(rng, *BRIGHT), rng), mask=mask)
+    picture.paste(_texture(_color(rng, *BRIGHT), _color(rng, *BRIGHT), rng), mask=mask)
     _draw_clutter(picture, int(rng.integers(0, 3)), rng)
     pixels = np.asarray(picture.reduce(OVERSAMPLE), dtype=np.float64)
     pixels += rng.normal(0, rng.uniform(2, 10), pixels.shape)
@@ -38,13 +38,13 @@ def draw_picture(shape: str, rng: Rng) -> Image.Image:
 def draw_silhouette(shape: str, rng: Rng) -> Image.Image:
     """A CANVAS x CANVAS mask of `shape` at a random place, size and angle, slightly stretched."""
     radius = rng.uniform(0.5, 0.8) / 2
-    # The shape stays inside the picture, and any square crop of half the area keeps its centre.
-    centre = 0.5 + rng.uniform(-0.1, 0.1, 2)
+    # The shape stays inside the picture, and any square crop of half the area keeps its center.
+    center = 0.5 + rng.uniform(-0.1, 0.1, 2)
     stretch = np.array([1.0, rng.uniform(0.8, 1.0)])
     mirror = np.array([1.0, rng.choice([-1.0, 1.0])])
     outline = (OUTLINES[shape] * mirror) @ _rotation(rng) * stretch @ _rotation(rng)
     mask = Image.new("L", (CANVAS, CANVAS))
-    _draw_polygon(mask, (centre + radius * outline) * CANVAS, 255)
+    _draw_polygon(mask, (center + radius * outline) * CANVAS, 255)
     return mask
 
 
@@ -54,7 +54,7 @@ def _rotation(rng: Rng) -> Array:
     return np.array([[cos, -sin], [sin, cos]])
 
 
-def _draw_polygon(image: Image.Image, points: Array, fill: int | Colour) -> None:
+def _draw_polygon(image: Image.Image, points: Array, fill: int | Color) -> None:
     ImageDraw.Draw(image).polygon(points.ravel().tolist(), fill=fill)
 
 
@@ -62,19 +62,19 @@ def _from_pixels(pixels: Array) -> Image.Image:
     return Image.fromarray(pixels.round().clip(0, 255).astype(np.uint8))
 
 
-# Colours, textures, backgrounds
+# Colors, textures, backgrounds
 
 
-def _colour(rng: Rng, darkest: float = 0.0, brightest: float = 255.0) -> Colour:
-    """A random colour between two levels of brightness."""
+def _color(rng: Rng, darkest: float = 0.0, brightest: float = 255.0) -> Color:
+    """A random color between two levels of brightness."""
     while True:
         red, green, blue = rng.integers(10, 246, 3).tolist()
         if darkest <= 0.299 * red + 0.587 * green + 0.114 * blue <= brightest:
             return red, green, blue
 
 
-def _texture(first: Colour, second: Colour, rng: Rng) -> Image.Image:
-    ground, figure = (Image.new("RGB", (CANVAS, CANVAS), colour) for colour in (first, second))
+def _texture(first: Color, second: Color, rng: Rng) -> Image.Image:
+    ground, figure = (Image.new("RGB", (CANVAS, CANVAS), color) for color in (first, second))
     return Image.composite(figure, ground, _PATTERNS[rng.integers(len(_PATTERNS))](rng))
 
 
@@ -113,13 +113,13 @@ _PATTERNS: tuple[Callable[[Rng], Image.Image], ...] = (_plain, _stripes, _checks
 
 
 def _smooth_noise(cells: int, side: int, rng: Rng) -> Image.Image:
-    """`cells` x `cells` random colours, blended into each other."""
+    """`cells` x `cells` random colors, blended into each other."""
     coarse = rng.integers(0, 256, (cells, cells, 3), dtype=np.uint8)
     return Image.fromarray(coarse).resize((side, side), Image.Resampling.BICUBIC)
 
 
-def _background(below: Colour, above: Colour, rng: Rng) -> Image.Image:
-    """A gradient between two colours at a random angle, under low-frequency noise."""
+def _background(below: Color, above: Color, rng: Rng) -> Image.Image:
+    """A gradient between two colors at a random angle, under low-frequency noise."""
     cos, sin = _rotation(rng)[0]
     ramp = np.linspace(-0.5, 0.5, SIDE)
     blend = (0.5 + cos * ramp + sin * ramp[:, None]).clip(0, 1)[..., None]
@@ -132,19 +132,19 @@ def _draw_clutter(picture: Image.Image, count: int, rng: Rng) -> None:
     """Lines, blobs and irregular polygons, each too small or too thin to pass for a shape."""
     draw = ImageDraw.Draw(picture)
     for kind in rng.integers(0, 3, count):
-        colour = _colour(rng)
-        centre = rng.uniform(0, CANVAS, 2)
+        color = _color(rng)
+        center = rng.uniform(0, CANVAS, 2)
         if kind == 0:
             reach = rng.uniform(-0.5, 0.5, 2) * CANVAS
-            ends = np.concatenate([centre - reach, centre + reach])
-            draw.line(ends.tolist(), fill=colour, width=int(rng.integers(2, 6)))
+            ends = np.concatenate([center - reach, center + reach])
+            draw.line(ends.tolist(), fill=color, width=int(rng.integers(2, 6)))
         elif kind == 1:
             radii = rng.uniform(0.02, 0.06, 2) * CANVAS
-            draw.ellipse(np.concatenate([centre - radii, centre + radii]).tolist(), fill=colour)
+            draw.ellipse(np.concatenate([center - radii, center + radii]).tolist(), fill=color)
         else:
             angles = np.sort(rng.uniform(0, math.tau, 5))
             corners = _polar(rng.uniform(0.03, 0.1, 5) * CANVAS, angles)
-            _draw_polygon(picture, centre + corners, colour)
+            _draw_polygon(picture, center + corners, color)
 
 
 # The classes: one closed outline each, inside the unit circle
@@ -186,8 +186,8 @@ def _cross() -> Array:
 
 
 def _fit_unit_circle(outline: Array) -> Array:
-    centred = outline - (outline.min(0) + outline.max(0)) / 2
-    return centred / np.linalg.norm(centred, axis=1).max()
+    centerd = outline - (outline.min(0) + outline.max(0)) / 2
+    return centerd / np.linalg.norm(centerd, axis=1).max()
 
 
 _ARROW_TOP = [(1, 0), (0.1, 0.75), (0.1, 0.25), (-1, 0.25)]

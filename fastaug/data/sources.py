@@ -10,7 +10,7 @@ import numpy as np
 from fastaug.data.image_set import ImageSet
 from fastaug.data.readers.cifar import ARCHIVES, cifar_folder, read_cifar, read_cifar_tar
 from fastaug.data.readers.npz import NpzFile, open_npz
-from fastaug.data.readers.shards import find_shards, open_records
+from fastaug.data.readers.shards import find_shards, open_shards
 from fastaug.data.readers.webdataset import IMAGE_SUFFIXES
 from fastaug.data.shapes import ensure_shapes
 from fastaug.data.split import held_out
@@ -66,7 +66,7 @@ def open_split(data: str, split: Split) -> ImageSet:
         if found := cifar_folder(path):
             images = read_cifar(found, split)
         elif find_shards(path, "train"):
-            images = open_records(path, split)
+            images = open_shards(path, split)
         else:
             images = _open_folder(path, split)
     elif path.suffix == ".npz":

@@ -19,7 +19,14 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from fastaug.config import TrainConfig
 from fastaug.data.image_set import ImageSet
-from fastaug.data.retry import BadImages, Fault, TryAgain, attempt, check_size, read_patiently
+from fastaug.data.retry import (
+    BadImagesError,
+    Fault,
+    RetryError,
+    attempt,
+    check_size,
+    read_with_retries,
+)
 from fastaug.data.sampler import BatchKey, Schedule
 from fastaug.errors import DataError, first_line
 from fastaug.runtime.cores import worker_count
@@ -52,7 +59,7 @@ class TorchLoader(Schedule):
             if isinstance(made.batch, DataError):
                 raise made.batch
             if made.batch is None:
-                raise BadImages(made.faults, made.images)
+                raise BadImagesError(made.faults, made.images)
             yield made.batch
 
 
@@ -82,8 +89,8 @@ class _ViewMaker(Dataset):
         try:
             with named("decode"):
                 first = {index: attempt(self._image, index) for index in indices}
-                images = read_patiently(self._images, first, self._image, say)
-        except BadImages as found:
+                images = read_with_retries(self._images, first, self._image, say)
+        except BadImagesError as found:
             return _Made(None, said, found.faults, found.images)
         with named("views"):
             batch = self._views(key, [images[index] for index in indices])
@@ -127,7 +134,7 @@ def _while_workers_live(batches: DataLoader) -> Iterator[_Made]:
         # Of this process itself, or of a worker that is alive and has sent it.
         if batches.num_workers == 0 or str(error).startswith("Caught "):
             raise
-        raise TryAgain(
+        raise RetryError(
             f"a worker process of the loader has died ({first_line(error)}), as when "
             "memory runs out (fewer --workers take less)",
             times=1,

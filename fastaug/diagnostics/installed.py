@@ -20,7 +20,7 @@ import torch
 import fastaug
 from fastaug.config import TrainConfig
 from fastaug.diagnostics.machine import Fact, Probe, one_line
-from fastaug.errors import KernelUnavailable
+from fastaug.errors import KernelUnavailableError
 
 # Distribution -> the module that shows whether it works, and what needs it.
 _REQUIRED = {
@@ -91,7 +91,7 @@ def _cuda_bindings() -> Iterator[Fact]:
     needed = "the cuda kernel needs it" if torch.cuda.is_available() else ""
     try:
         extra = f", NVRTC {nvrtc_version()}"
-    except KernelUnavailable as error:
+    except KernelUnavailableError as error:
         extra = f"; {error}"
     yield from _package("cuda-bindings", "cuda.bindings", needed, extra)
 
@@ -100,13 +100,13 @@ def _apex() -> Iterator[Fact]:
     """NVIDIA's is not on PyPI, and the apex there is another package."""
     spec = importlib.util.find_spec("apex")
     if spec is None:
-        yield Fact("apex", "not installed; --optimiser sgd does without")
+        yield Fact("apex", "not installed; --optimizer sgd does without")
     elif not any((Path(f) / "optimizers").is_dir() for f in spec.submodule_search_locations or ()):
         todo = "pip uninstall apex: it is another package of that name, not NVIDIA's"
         yield Fact("apex", "the unrelated package of PyPI", todo)
     elif importlib.util.find_spec("amp_C") is None:
         todo = "build apex (github.com/NVIDIA/apex) with its CUDA extensions, or remove it"
-        yield Fact("apex", "NVIDIA's, without its CUDA extensions: no --optimiser apex", todo)
+        yield Fact("apex", "NVIDIA's, without its CUDA extensions: no --optimizer apex", todo)
     else:
         yield from _package("apex", "apex.optimizers", extra=", NVIDIA's")
 

@@ -14,9 +14,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
 from fastaug.config import TrainConfig
-from fastaug.engine.optim import build_optimiser
+from fastaug.engine.optim import build_optimizer
 from fastaug.kernels.objective import ObjectiveTerms, objective
-from fastaug.models import build_configured_model, synchronise_batch_norm
+from fastaug.models import build_configured_model, synchronize_batch_norm
 from fastaug.runtime.device import autocast
 from fastaug.runtime.distributed import Group
 from fastaug.runtime.trace import named
@@ -39,11 +39,11 @@ class Learner:
         self.group = group or Group()
         self.model = build_configured_model(config, classes).to(device)
         if config.batch_norm == "sync":
-            synchronise_batch_norm(self.model, config.model, self.group)
+            synchronize_batch_norm(self.model, config.model, self.group)
         self._ranks = _over_ranks(self.model, device) if self.group.ranks > 1 else None
         network = self._ranks or self.model
         self.network = torch.compile(network) if config.compile else network
-        self.optimiser = build_optimiser(self.model, config)
+        self.optimizer = build_optimizer(self.model, config)
         self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
         self.ema = AveragedModel(self.model, device, use_buffers=True) if config.ema else None
         self._buffers = list(self.model.buffers())
@@ -97,14 +97,14 @@ class Learner:
 
         Returns whether the step was skipped instead: [] bool on the device.
         """
-        with named("optimiser"):
-            for group in self.optimiser.param_groups:
+        with named("optimizer"):
+            for group in self.optimizer.param_groups:
                 group["lr"] = rate
-            self.scaler.unscale_(self.optimiser)
+            self.scaler.unscale_(self.optimizer)
             bad = self._has_bad_gradient()
             self._step_unless(bad)
             self.scaler.update()
-            self.optimiser.zero_grad(set_to_none=True)
+            self.optimizer.zero_grad(set_to_none=True)
             self._mend_buffers(bad)
             if self.ema is not None:
                 with named("ema"):
@@ -121,13 +121,13 @@ class Learner:
 
     def _step_unless(self, bad: Tensor) -> None:
         if self.scaler.is_enabled():
-            self.scaler.step(self.optimiser)
-        elif getattr(self.optimiser, "_step_supports_amp_scaling", False):
-            # torch's fused optimisers look at this on the device, as they do for a GradScaler.
-            self.optimiser.found_inf = bad.float()  # type: ignore[attr-defined]
-            self.optimiser.step()
+            self.scaler.step(self.optimizer)
+        elif getattr(self.optimizer, "_step_supports_amp_scaling", False):
+            # torch's fused optimizers look at this on the device, as they do for a GradScaler.
+            self.optimizer.found_inf = bad.float()  # type: ignore[attr-defined]
+            self.optimizer.step()
         elif not bad.item():  # apex
-            self.optimiser.step()
+            self.optimizer.step()
 
     def _mend_buffers(self, bad: Tensor) -> None:
         """Batch norm's running means: as before a bad step, and the mean of the ranks' own after a
@@ -166,7 +166,7 @@ class Learner:
         return {
             "model": self.model.state_dict(),
             "ema": None if self.ema is None else self.ema.state_dict(),
-            "optimiser": self.optimiser.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
         }
 
@@ -175,7 +175,7 @@ class Learner:
         self.model.load_state_dict(state["model"])
         if self.ema is not None:
             self.ema.load_state_dict(state["ema"])
-        self.optimiser.load_state_dict(state["optimiser"])
+        self.optimizer.load_state_dict(state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from fastaug.config import TrainConfig
 from fastaug.data.image_set import ImageSet
-from fastaug.data.scan import survey
+from fastaug.data.scan import scan_images
 from fastaug.data.sources import open_split
 from fastaug.data.split import split_training
 from fastaug.data.torch_loader import TorchLoader
@@ -35,9 +35,9 @@ class Loader(Protocol):
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
-def survey_images(config: TrainConfig, images: ImageSet) -> ImageSet:
+def scan_configured(config: TrainConfig, images: ImageSet) -> ImageSet:
     """The images with their manifest; bad ones are quarantined as the config says."""
-    return survey(
+    return scan_images(
         images, full=config.scan == "full", max_bad=config.max_bad, workers=config.workers
     )
 
@@ -93,7 +93,7 @@ def build_evaluation_loader(
 
 def _loader(config: TrainConfig, images: ImageSet, **schedule: Any) -> Loader:
     if images.manifest is None:
-        images = survey_images(config, images)
+        images = scan_configured(config, images)
     if config.crop == "pad" and images.manifest is not None:
         sizes = np.delete(images.manifest.sizes, list(images.bad), axis=0)
         check_padded_sizes(sizes, config.size)

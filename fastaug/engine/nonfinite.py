@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fastaug.errors import NonFinite
+from fastaug.errors import NonFiniteError
 from fastaug.kernels.objective import ObjectiveTerms
 from fastaug.runtime.distributed import Group
 from fastaug.views.batch import ViewBatch
@@ -23,7 +23,7 @@ KEPT_IMAGES = 256
 """Images of a bad batch that are kept for inspection, over all ranks."""
 
 
-class BadStep(NamedTuple):
+class NonFiniteStep(NamedTuple):
     """What is known of a step that was skipped, over all ranks."""
 
     step: int
@@ -41,7 +41,7 @@ class BadStep(NamedTuple):
         return f"a gradient is no number, of the images {_few(self.images)}"
 
 
-class SkippedSteps:
+class NonFiniteGuard:
     """Told of every step by every rank; each rank comes to the same conclusion."""
 
     def __init__(
@@ -50,15 +50,15 @@ class SkippedSteps:
         group: Group,
         *,
         where: Callable[[int], str],
-        tell: Callable[[BadStep], None],
+        tell: Callable[[NonFiniteStep], None],
         keep: Callable[[dict[str, Any]], str],
     ) -> None:
-        """where: as BadStep.reason wants it; tell: called for each bad step; keep: writes the first
+        """where: as in NonFiniteStep.reason; tell: called for each step; keep: writes the first
         bad batch, returns its file."""
         self._limit, self._group = limit, group
         self._where, self._tell, self._keep = where, tell, keep
         self._count = 0
-        self._in_a_row: list[BadStep] = []
+        self._in_a_row: list[NonFiniteStep] = []
         self._first: dict[str, Any] = {}
         """This rank's part of the first bad batch in the row."""
         self._pending: tuple[int, Tensor, torch.cuda.Event | None, list[Part]] | None = None
@@ -96,7 +96,7 @@ class SkippedSteps:
         own = _describe(parts)
         ranks = self._group.gather({name: own[name].tolist() for name in ("images", "culprits")})
         known = {name: [i for rank in ranks for i in rank[name]] for name in ranks[0]}
-        found = BadStep(step, **known)
+        found = NonFiniteStep(step, **known)
         if not self._in_a_row:
             self._first = own
         self._in_a_row.append(found)
@@ -111,13 +111,13 @@ class SkippedSteps:
             event.synchronize()
         return bool(bad)
 
-    def _error(self) -> NonFinite:
+    def _error(self) -> NonFiniteError:
         first, count = self._in_a_row[0], len(self._in_a_row)
         share = -(-KEPT_IMAGES // self._group.ranks)
         parts = self._group.gather({name: value[:share] for name, value in self._first.items()})
         kept = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
         file = self._keep({"step": first.step, **kept})
-        return NonFinite(
+        return NonFiniteError(
             f"{count} steps in a row were skipped (--max-bad-steps), from step {first.step:,} on: "
             f"{first.reason(self._where)}; that batch is in {file}: mend the images and --resume, "
             "which goes on with the weights before that step, or start anew with a lower --lr (or "

@@ -30,7 +30,7 @@ def decay_groups(model: nn.Module, weight_decay: float) -> list[dict]:
     ]
 
 
-def build_optimiser(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
+def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
     """SGD whose decay is added to the gradient before the momentum, as in the paper."""
     groups = decay_groups(model, config.weight_decay)
     settings: dict[str, Any] = {
@@ -38,23 +38,23 @@ def build_optimiser(model: nn.Module, config: TrainConfig) -> torch.optim.Optimi
         "momentum": config.momentum,
         "nesterov": config.nesterov,
     }
-    if config.optimiser == "apex":
+    if config.optimizer == "apex":
         try:
             from apex.optimizers import FusedSGD
         except ImportError as error:
             raise ConfigError(
-                "--optimiser apex: NVIDIA's apex is not installed (the apex of PyPI is another "
-                "package); build it from github.com/NVIDIA/apex, or use --optimiser sgd"
+                "--optimizer apex: NVIDIA's apex is not installed (the apex of PyPI is another "
+                "package); build it from github.com/NVIDIA/apex, or use --optimizer sgd"
             ) from error
         return FusedSGD(groups, **settings)
-    optimiser = torch.optim.SGD(groups, **settings, fused=True)
+    optimizer = torch.optim.SGD(groups, **settings, fused=True)
     if config.momentum:
         # torch would make them when the first step is taken, and leave them as they come from the
         # allocator if that one is skipped.
-        for group in optimiser.param_groups:
+        for group in optimizer.param_groups:
             for parameter in group["params"]:
-                optimiser.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-    return optimiser
+                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    return optimizer
 
 
 def learning_rate(update: int, steps_per_epoch: int, config: TrainConfig) -> float:

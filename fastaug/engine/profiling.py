@@ -21,7 +21,7 @@ PARTS = {
     "forward": "forward",
     "objective": "objective",
     "backward": "backward",
-    "optimiser": "optimiser",
+    "optimizer": "optimizer",
     "wait for data": "waiting for data",
 }
 """Ranges that a step consists of, none within another, and what they are called in a sentence."""

@@ -14,9 +14,9 @@ from fastaug.data.image_set import ImageSet
 from fastaug.data.sources import open_source
 from fastaug.engine.evaluation import Evaluation
 from fastaug.engine.learner import Learner
-from fastaug.engine.loaders import build_loader, survey_images, training_images
+from fastaug.engine.loaders import build_loader, scan_configured, training_images
 from fastaug.engine.metrics import Meter, Speedometer
-from fastaug.engine.nonfinite import BadStep, Part, SkippedSteps
+from fastaug.engine.nonfinite import NonFiniteGuard, NonFiniteStep, Part
 from fastaug.engine.optim import learning_rate
 from fastaug.engine.profiling import Profiler, steps_to_record
 from fastaug.errors import DataError
@@ -32,7 +32,7 @@ from fastaug.runtime.device import (
     resolve_device,
 )
 from fastaug.runtime.distributed import Agreement, Group, lost_rank
-from fastaug.runtime.signals import Interrupted, InterruptRequest
+from fastaug.runtime.signals import StopSignals, TrainingInterruptedError
 from fastaug.runtime.torchrun import launch_name
 from fastaug.runtime.trace import named
 from fastaug.runtime.watchdog import Watchdog
@@ -70,7 +70,7 @@ class Trainer:
         self.steps_per_epoch = len(self.loader) // config.accumulate
         self.total_steps = config.epochs * self.steps_per_epoch
         self.meter = Meter(self.device)
-        self.skipped = SkippedSteps(
+        self.skipped = NonFiniteGuard(
             config.max_bad_steps,
             group,
             where=train.where,
@@ -97,7 +97,7 @@ class Trainer:
         train, test = open_source(self.config.data)
         train, held_out = training_images(self.config, train)
         sets = [train, test] if held_out is None else [train, held_out, test]
-        return [survey_images(self.config, images) for images in sets]
+        return [scan_configured(self.config, images) for images in sets]
 
     @property
     def last_step(self) -> int:
@@ -116,7 +116,7 @@ class Trainer:
         )
         self.agreement = Agreement(self.group)
         with (
-            InterruptRequest() as self.interrupt,
+            StopSignals() as self.interrupt,
             self.recorder,
             self._watchdog() as self.watchdog,
             self._profiler() as self.profiler,
@@ -143,7 +143,7 @@ class Trainer:
             self._save_before_ending()
             # A signal to the whole process group kills the loader's workers, which is an error of
             # its own before the request is looked at.
-            if not isinstance(error, Interrupted):
+            if not isinstance(error, TrainingInterruptedError):
                 self.interrupt.check()
             if self.group.ranks > 1 and (lost := lost_rank(error)):
                 raise lost from error
@@ -215,9 +215,9 @@ class Trainer:
     def _end_if_asked(self) -> None:
         """A signal that any rank has got ends all of them, after the same step."""
         if signum := self.agreement.largest(self.interrupt.signum):
-            raise Interrupted(signum)
+            raise TrainingInterruptedError(signum)
 
-    def _tell_of(self, bad: BadStep) -> None:
+    def _tell_of(self, bad: NonFiniteStep) -> None:
         # With fp16 a gradient too large for its scale is part of finding it: noted, not said.
         if bad.culprits or self.config.precision != "fp16":
             reason = bad.reason(self.train_images.where)

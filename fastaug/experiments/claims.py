@@ -21,7 +21,7 @@ Verdict = Literal["seen", "in part", "not seen", "not run"]
 ERRORS = 2.0
 """Standard errors that a difference must be away from 0."""
 AROUND_ONE = (0.5, 2.0)
-"""Weights of the regulariser that count as around 1."""
+"""Weights of the regularizer that count as around 1."""
 
 
 @dataclass(frozen=True)
@@ -93,8 +93,8 @@ def check_claims(selected: Selected) -> list[Claim]:
     """The five claims, in the paper's order."""
     claims = [
         _losses_beat_logits(selected),
-        _regulariser_helps(selected),
-        _regularised_are_equal(selected),
+        _regularizer_helps(selected),
+        _regularized_are_equal(selected),
         _weight_is_flat(selected),
         _views_help_at_test_time(selected),
     ]
@@ -113,7 +113,7 @@ def _tempered(claim: Claim) -> Claim:
 
 def _losses_beat_logits(selected: Selected) -> Claim:
     text = (
-        "Without the regulariser, averaging losses beats averaging logits, and the gap grows with K"
+        "Without the regularizer, averaging losses beats averaging logits, and the gap grows with K"
     )
     gaps: dict[int, Difference] = {}
     for views in _multiplicities(selected):
@@ -132,19 +132,19 @@ def _losses_beat_logits(selected: Selected) -> Claim:
     return Claim(text, _verdict(last.is_gain, grows), tuple(evidence))
 
 
-def _regulariser_helps(selected: Selected) -> Claim:
+def _regularizer_helps(selected: Selected) -> Claim:
     text = (
-        "The regulariser improves the accuracy of the central crop and lowers the invariance "
+        "The regularizer improves the accuracy of the central crop and lowers the invariance "
         "measure, for all three objectives"
     )
     views = _largest(selected)
     evidence, found = [], []
     for average in AVERAGES:
-        plain, regularised = (chosen_at(selected, views, average, weight) for weight in (0, 1))
-        if not (plain and regularised):
+        plain, regularized = (chosen_at(selected, views, average, weight) for weight in (0, 1))
+        if not (plain and regularized):
             continue
-        top1 = difference(regularised, plain, "top1")
-        invariance = difference(regularised, plain, "invariance")
+        top1 = difference(regularized, plain, "top1")
+        invariance = difference(regularized, plain, "invariance")
         if top1 and invariance:
             evidence.append(
                 f"K={views}, average {average}: top-1 {top1.points()}, "
@@ -157,8 +157,8 @@ def _regulariser_helps(selected: Selected) -> Claim:
     return Claim(text, _verdict(*found, not missing), tuple(evidence + missing))
 
 
-def _regularised_are_equal(selected: Selected) -> Claim:
-    text = "With the regulariser the three objectives are equally accurate, within noise"
+def _regularized_are_equal(selected: Selected) -> Claim:
+    text = "With the regularizer the three objectives are equally accurate, within noise"
     views = _largest(selected)
     chosen = {a: c for a in AVERAGES if (c := chosen_at(selected, views, a, 1)) is not None}
     if len(chosen) < 2:
@@ -169,14 +169,14 @@ def _regularised_are_equal(selected: Selected) -> Claim:
         if (gap := difference(chosen[one], chosen[other], "top1"))
     }
     evidence = [f"{name} {gap.points()}" for name, gap in pairs.items()]
-    regularised = _range(chosen.values())
+    regularized = _range(chosen.values())
     plain = _range(c for a in AVERAGES if (c := chosen_at(selected, views, a, 0)) is not None)
     evidence.append(
-        f"range of the means: {100 * regularised:.1f} points with the regulariser, "
+        f"range of the means: {100 * regularized:.1f} points with the regularizer, "
         f"{100 * plain:.1f} without"
     )
     equal = not any(gap.is_clear and gap.seeds > 1 for gap in pairs.values())
-    verdict: Verdict = "seen" if equal else "in part" if regularised < plain / 2 else "not seen"
+    verdict: Verdict = "seen" if equal else "in part" if regularized < plain / 2 else "not seen"
     missing = _missing(len(chosen))
     verdict = "in part" if missing and verdict == "seen" else verdict
     return Claim(text, verdict, tuple(evidence + missing))

@@ -1,4 +1,4 @@
-"""How all figures look: sizes of a paper's column, colours that everybody can tell apart."""
+"""How all figures look: sizes of a paper's column, colors that everybody can tell apart."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ _RC: Any = {
 
 
 class Look(NamedTuple):
-    """Of an objective. Colour, marker, and a word in the legend all say which it is."""
+    """Of an objective. Color, marker, and a word in the legend all say which it is."""
 
     label: str
-    colour: str
+    color: str
     marker: str
 
 
-# Okabe and Ito's colours.
+# Okabe and Ito's colors.
 LOOKS = {
     "losses": Look("average losses", "#0072B2", "s"),
     "probs": Look("average probs", "#D55E00", "D"),

@@ -25,7 +25,7 @@ from fastaug.experiments.figures_parts import (
     curve,
     draw_curve,
     objective_handles,
-    regulariser_handles,
+    regularizer_handles,
     slug_of,
 )
 from fastaug.experiments.lookup import AVERAGES, HOW, chosen_at, kl_weight_of, views_of
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _WRN = re.compile(r"wrn-(\d+)-(\d+)")
 _CAPTION = (
     "WideResNets of several widths and depths: top-1 test accuracy on central crops (above) and "
-    "invariance (below). Solid with the KL regulariser, dashed without it. "
+    "invariance (below). Solid with the KL regularizer, dashed without it. "
 )
 
 
@@ -99,7 +99,7 @@ def _draw(group: Group) -> Drawn | None:
         curves |= _panel(ax, direction, measure, views, notes)
         ax.set_title(f"{direction.title}: {measure.title}")
     objectives = objective_handles(average for average, _ in curves)
-    others = regulariser_handles(kl_weight_of(first), (regularised for _, regularised in curves))
+    others = regularizer_handles(kl_weight_of(first), (regularized for _, regularized in curves))
     finish(figure, f"{title}, K = {views}", [objectives, others], notes)
     caption = f"{_CAPTION}K = {views} training views. {chosen_by(*group.values())}"
     return Drawn(f"capacity-{slug_of(data)}", title, caption, figure, tuple(notes))
@@ -112,16 +112,16 @@ def _panel(
     drawn = set()
     sizes = sorted(direction.families)
     for average in AVERAGES:
-        for regularised, how in HOW.items():
+        for regularized, how in HOW.items():
             points = []
             for size in sizes:
                 family = direction.families[size]
-                weight = kl_weight_of(family) if regularised else 0.0
+                weight = kl_weight_of(family) if regularized else 0.0
                 points.append((size, chosen_at(family, views, average, weight)))
             found = curve(points, measure)
             if not found.empty:
-                draw_curve(ax, found, average, regularised=regularised)
-                drawn.add((average, regularised))
+                draw_curve(ax, found, average, regularized=regularized)
+                drawn.add((average, regularized))
             if found.gaps:
                 at = ", ".join(f"{gap:g}" for gap in found.gaps)
                 what = f"average {average} {how} has no {measure.name}"

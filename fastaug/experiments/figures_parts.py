@@ -77,22 +77,22 @@ def curve(points: Iterable[tuple[float, Chosen | None]], measure: Measure) -> Cu
     return found
 
 
-def draw_curve(ax: Axes, found: Curve, average: str, *, regularised: bool) -> None:
-    """Solid and filled with the regulariser, dashed and hollow without it."""
+def draw_curve(ax: Axes, found: Curve, average: str, *, regularized: bool) -> None:
+    """Solid and filled with the regularizer, dashed and hollow without it."""
     look = LOOKS[average]
     (line,) = ax.plot(
         found.x,
         found.mean,
-        color=look.colour,
+        color=look.color,
         marker=look.marker,
-        linestyle="-" if regularised else "--",
-        markerfacecolor=look.colour if regularised else "white",
-        gid=f"{average} {HOW[regularised]}",
+        linestyle="-" if regularized else "--",
+        markerfacecolor=look.color if regularized else "white",
+        gid=f"{average} {HOW[regularized]}",
     )
-    draw_spread(ax, found, look.colour, line.get_zorder())
+    draw_spread(ax, found, look.color, line.get_zorder())
 
 
-def draw_spread(ax: Axes, found: Curve, colour: str, zorder: float = 2) -> None:
+def draw_spread(ax: Axes, found: Curve, color: str, zorder: float = 2) -> None:
     """Bars from the smallest to the largest value, where there are several."""
     several = [
         (x, low, high)
@@ -101,7 +101,7 @@ def draw_spread(ax: Axes, found: Curve, colour: str, zorder: float = 2) -> None:
     ]
     if several:
         x, low, high = zip(*several, strict=True)
-        ax.vlines(x, low, high, color=colour, linewidth=1, zorder=zorder - 0.1, gid="spread")
+        ax.vlines(x, low, high, color=color, linewidth=1, zorder=zorder - 0.1, gid="spread")
 
 
 def draw_point(ax: Axes, x: float, chosen: Chosen | None, measure: Measure, marker: str) -> None:
@@ -118,25 +118,25 @@ def objective_handles(averages: Iterable[str]) -> list[Line2D]:
 
     found = set(averages)
     return [
-        Line2D([], [], color=look.colour, marker=look.marker, label=look.label)
+        Line2D([], [], color=look.color, marker=look.marker, label=look.label)
         for average, look in LOOKS.items()
         if average in found
     ]
 
 
-def regulariser_handles(
-    kl_weight: float, which: Iterable[bool], colour: str = GREY, markers: str = "oo", of: str = ""
+def regularizer_handles(
+    kl_weight: float, which: Iterable[bool], color: str = GREY, markers: str = "oo", of: str = ""
 ) -> list[Line2D]:
     """which: whether there are curves with it, and without. of: what the curves are of."""
     from matplotlib.lines import Line2D
 
     handles, found = [], set(which)
     if True in found:
-        label = f"{of}regularised (λ = {kl_weight:g})"
-        handles.append(Line2D([], [], color=colour, marker=markers[0], label=label))
+        label = f"{of}regularized (λ = {kl_weight:g})"
+        handles.append(Line2D([], [], color=color, marker=markers[0], label=label))
     if False in found:
-        label = f"{of}not regularised"
-        line = Line2D([], [], color=colour, marker=markers[1], mfc="white", ls="--", label=label)
+        label = f"{of}not regularized"
+        line = Line2D([], [], color=color, marker=markers[1], mfc="white", ls="--", label=label)
         handles.append(line)
     return handles
 

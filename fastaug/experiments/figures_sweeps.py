@@ -1,4 +1,4 @@
-"""Figures at the largest number of training views: the regulariser's weight, views at test time."""
+"""Figures at the largest number of training views: the regularizer's weight, views at test time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fastaug.experiments.figures_parts import (
     curve,
     draw_curve,
     objective_handles,
-    regulariser_handles,
+    regularizer_handles,
 )
 from fastaug.experiments.lookup import AVERAGES, HOW, averages_of, chosen_at, kl_weight_of, views_of
 from fastaug.experiments.selection import Chosen, Selected
@@ -36,7 +36,7 @@ def kl_weight(selected: Selected) -> Drawn:
     """Accuracy and invariance versus λ, of the objectives that were run with several."""
     name, title = f"kl-weight-{selected.family.slug}", f"KL weight: {selected.family.title}"
     caption = "Top-1 test accuracy on central crops (left) and invariance (right) versus the "
-    caption += "weight λ of the KL regulariser; λ = 0 is without it. "
+    caption += "weight λ of the KL regularizer; λ = 0 is without it. "
     views, swept = _swept_weights(selected)
     if not swept:
         note = f"no objective has runs with {_FEWEST_WEIGHTS} KL weights at one K above 1"
@@ -50,9 +50,9 @@ def kl_weight(selected: Selected) -> Drawn:
             found = curve(points, measure)
             if found.gaps:
                 notes.append(f"average {average} has no {measure.name} at λ = {_list(found.gaps)}")
-            draw_curve(ax, found, average, regularised=True)
+            draw_curve(ax, found, average, regularized=True)
         ax.set_xlim(left=min(0, ax.get_xlim()[0]))
-        ax.set_xlabel("weight λ of the KL regulariser")
+        ax.set_xlabel("weight λ of the KL regularizer")
         ax.set_ylabel(measure.axis)
         ax.set_title(measure.title)
     finish(figure, f"{title}, K = {views}", [objective_handles(swept)], notes)
@@ -83,7 +83,7 @@ def views_at_test(selected: Selected) -> Drawn:
     )
     caption = (
         "Top-1 test accuracy versus the number of views that are averaged at test time. Black "
-        "lines are central crops: solid with triangles with the KL regulariser, dashed with "
+        "lines are central crops: solid with triangles with the KL regularizer, dashed with "
         "circles without it. "
     )
     views, weight = max(views_of(selected), default=1), kl_weight_of(selected)
@@ -106,23 +106,23 @@ def views_at_test(selected: Selected) -> Drawn:
         numbers = sorted(
             {n for (a, _), chosen in at.items() if a == average for n in _numbers(chosen)}
         )
-        for regularised, w in ((False, 0.0), (True, weight)):
+        for regularized, w in ((False, 0.0), (True, weight)):
             chosen = at.get((average, w))
             if chosen is None:
-                notes.append(f"not run: average {average} {HOW[regularised]} at K = {views}")
+                notes.append(f"not run: average {average} {HOW[regularized]} at K = {views}")
                 continue
-            draw_curve(ax, _over_numbers(chosen, numbers), average, regularised=regularised)
+            draw_curve(ax, _over_numbers(chosen, numbers), average, regularized=regularized)
             central = 100 * (chosen.mean(CENTRAL.name) or 0.0)
             ax.plot(
                 numbers,
                 [central] * len(numbers),
                 color=BLACK,
                 linewidth=0.8,
-                linestyle="-" if regularised else "--",
-                marker="^" if regularised else "o",
+                linestyle="-" if regularized else "--",
+                marker="^" if regularized else "o",
                 markersize=3.5,
-                markerfacecolor=BLACK if regularised else "white",
-                gid=f"central crop {HOW[regularised]}",
+                markerfacecolor=BLACK if regularized else "white",
+                gid=f"central crop {HOW[regularized]}",
             )
         views_axis(ax, numbers, "views at test time")
         ax.set_title(LOOKS[average].label)
@@ -130,8 +130,8 @@ def views_at_test(selected: Selected) -> Drawn:
             ax.set_ylabel(CENTRAL.axis)
     which = [bool(w) for _, w in at]
     legend = [
-        regulariser_handles(weight, which, of="TTA, "),
-        regulariser_handles(weight, which, BLACK, "^o", "central crop, "),
+        regularizer_handles(weight, which, of="TTA, "),
+        regularizer_handles(weight, which, BLACK, "^o", "central crop, "),
     ]
     finish(figure, f"{title}, K = {views}", legend, notes)
     caption += f"K = {views} training views. {chosen_by(selected)}"

@@ -50,11 +50,9 @@ def toy_example() -> Drawn:
 
 def _draw_data(ax: Axes) -> None:
     points, positive = toy.sample(POINTS)
-    for label, colour, marker in ((True, LOOKS["probs"].colour, "o"), (False, BLACK, "x")):
+    for label, color, marker in ((True, LOOKS["probs"].color, "o"), (False, BLACK, "x")):
         x, y = points[positive == label].T
-        ax.plot(
-            x, y, marker, color=colour, ms=3.5, label=f"y = {int(label)}", gid=f"y={int(label)}"
-        )
+        ax.plot(x, y, marker, color=color, ms=3.5, label=f"y = {int(label)}", gid=f"y={int(label)}")
     angles = np.linspace(0.0, 2 * np.pi, 200)
     radius = toy.boundary_radius()
     ax.plot(radius * np.cos(angles), radius * np.sin(angles), color=BLACK, lw=1, gid="boundary")
@@ -69,14 +67,14 @@ def _draw_data(ax: Axes) -> None:
 def _draw_marks(ax: Axes, *, with_line: bool) -> None:
     """The models that the text speaks of."""
     ends = [_LOW, _HIGH]
-    ax.plot(ends, ends, "--", color=LOOKS["losses"].colour, label="$w_1 = w_2$", gid="invariant")
+    ax.plot(ends, ends, "--", color=LOOKS["losses"].color, label="$w_1 = w_2$", gid="invariant")
     if with_line:
         total = sum(toy.OPTIMUM)
         first = [total - _HIGH, _HIGH]
         second = [total - w for w in first]
         ax.plot(first, second, color=ORANGE, lw=2, label="minima, $w_1 + w_2 = 0.8$", gid="minima")
     label = "minimum, invariant"
-    ax.plot(*toy.OPTIMUM, "o", color=LOOKS["probs"].colour, ms=6, label=label, gid="minimum")
+    ax.plot(*toy.OPTIMUM, "o", color=LOOKS["probs"].color, ms=6, label=label, gid="minimum")
     label = "not invariant"
     ax.plot(*NOT_INVARIANT, "+", color=BLACK, ms=9, mew=1.8, label=label, gid="not invariant")
     ax.set(xlim=(_LOW, _HIGH), ylim=(_LOW, _HIGH), aspect="equal")

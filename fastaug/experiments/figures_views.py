@@ -28,7 +28,7 @@ from fastaug.experiments.figures_parts import (
     draw_point,
     mark_handle,
     objective_handles,
-    regulariser_handles,
+    regularizer_handles,
     slug_of,
 )
 from fastaug.experiments.lookup import (
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _CURVES = (
-    "Solid with the KL regulariser, dashed without it; at K = 1 all objectives coincide, and a "
+    "Solid with the KL regularizer, dashed without it; at K = 1 all objectives coincide, and a "
     "black plus marks training without augmentation. "
 )
 
@@ -120,7 +120,7 @@ def _versus_views(
             views_axis(ax, views_of(one), "views K of each training image")
             ax.set_ylabel(measure.axis)
             ax.set_title(plain(_panel_title(one, measure, several)))
-    others = regulariser_handles(kl_weight_of(first), (regularised for _, regularised in curves))
+    others = regularizer_handles(kl_weight_of(first), (regularized for _, regularized in curves))
     others += [mark_handle(marker, label) for marker, label in marks.items()]
     finish(figure, title, [objective_handles(average for average, _ in curves), others], notes)
     return Drawn(name, title, caption + _CURVES + chosen_by(*drawable), figure, tuple(notes))
@@ -130,8 +130,8 @@ def _draw_curves(
     ax: Axes, selected: Selected, measure: Measure, averages: Sequence[str]
 ) -> set[tuple[str, bool]]:
     curves = _curves(selected, measure, averages)
-    for (average, regularised), found in curves.items():
-        draw_curve(ax, found, average, regularised=regularised)
+    for (average, regularized), found in curves.items():
+        draw_curve(ax, found, average, regularized=regularized)
     return set(curves)
 
 
@@ -151,14 +151,14 @@ def _draw_marks(ax: Axes, selected: Selected, measure: Measure) -> dict[str, str
 def _curves(
     selected: Selected, measure: Measure, averages: Sequence[str]
 ) -> dict[tuple[str, bool], Curve]:
-    """By objective and whether it is regularised, those that have a point beyond K=1."""
+    """By objective and whether it is regularized, those that have a point beyond K=1."""
     curves = {}
     for average in averages:
-        for regularised, weight in ((False, 0.0), (True, kl_weight_of(selected))):
+        for regularized, weight in ((False, 0.0), (True, kl_weight_of(selected))):
             points = [(k, chosen_at(selected, k, average, weight)) for k in views_of(selected)]
             found = curve(points, measure)
             if any(x > 1 and x not in found.gaps for x in found.x):
-                curves[average, regularised] = found
+                curves[average, regularized] = found
     return curves
 
 
@@ -187,12 +187,12 @@ def _gaps(selected: Selected, measure: Measure, averages: Sequence[str]) -> list
     if absent:
         notes.append(f"not run: {', '.join(absent)}")
     lacking: dict[str, list[str]] = {}
-    for (average, regularised), found in curves.items():
-        weight = kl_weight_of(selected) if regularised else 0.0
+    for (average, regularized), found in curves.items():
+        weight = kl_weight_of(selected) if regularized else 0.0
         for k in (int(x) for x in found.gaps if x > 1):
             run = chosen_at(selected, k, average, weight) is not None
             why = f"no {measure.name} at K = {k}" if run else f"not run at K = {k}"
-            lacking.setdefault(why, []).append(f"average {average} {HOW[regularised]}")
+            lacking.setdefault(why, []).append(f"average {average} {HOW[regularized]}")
     return notes + [f"{why}: {', '.join(what)}" for why, what in lacking.items()]
 
 

@@ -75,7 +75,7 @@ class Experiment:
 
 
 def with_plain_objective(config: TrainConfig) -> TrainConfig:
-    """With one view the objectives coincide and the regulariser is 0: one run, not six. So they do
+    """With one view the objectives coincide and the regularizer is 0: one run, not six. So they do
     without augmentation, where all views are the same."""
     setting = setting_of(config)
     return replace(
@@ -137,7 +137,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     for experiment in (
         Experiment(
             "cifar100-wrn-16-4",
-            "accuracy and invariance versus K, with and without the regulariser; Tab. 1",
+            "accuracy and invariance versus K, with and without the regularizer; Tab. 1",
             (
                 Grid("cifar100-wrn-16-4", (1, 2, 4, 8, 16), **_ALL, **_WRN),
                 Grid("cifar100-wrn-16-4-no-da", **_WRN),
@@ -155,11 +155,11 @@ EXPERIMENTS: dict[str, Experiment] = {
             seeds=5,
             images=CIFAR_IMAGES,
         ),
-        # Open: points, objective, and what is tuned. Losses alone, as with the regulariser all
+        # Open: points, objective, and what is tuned. Losses alone, as with the regularizer all
         # three are equal; the rate is tuned for each weight, the epochs are those of the recipe.
         Experiment(
             "cifar100-lambda",
-            "the regulariser's weight from 0 to 2 at K=16",
+            "the regularizer's weight from 0 to 2 at K=16",
             (
                 Grid(
                     "cifar100-wrn-16-4",
@@ -174,7 +174,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         ),
         Experiment(
             "imagenet-nf-resnet101",
-            "accuracy and invariance versus K, with and without the regulariser; Tab. 1",
+            "accuracy and invariance versus K, with and without the regularizer; Tab. 1",
             (
                 Grid("imagenet-nf-resnet101", (1, 2, 4, 8), **_ALL, **_NF),
                 Grid("imagenet-nf-resnet101-no-da", **_NF),
@@ -206,7 +206,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         # Open as cifar100-lambda.
         Experiment(
             "imagenet-lambda",
-            "the regulariser's weight from 0 to 5 at K=8",
+            "the regularizer's weight from 0 to 5 at K=8",
             (
                 Grid(
                     "imagenet-nf-resnet101",
@@ -241,7 +241,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             images=CIFAR_IMAGES,
         ),
         # From single runs: at 2**-6 the WRN did not train at this size, and at 2**-7 it was slow to
-        # begin with the regulariser.
+        # begin with the regularizer.
         _mini(
             "mini-cifar",
             "the paper's claims in small, on a CIFAR-like folder (--data)",

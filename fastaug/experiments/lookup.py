@@ -1,4 +1,4 @@
-"""What figures and tables ask a family for: its multiplicities, its regulariser, one setting."""
+"""What figures and tables ask a family for: its multiplicities, its regularizer, one setting."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fastaug.experiments.results import Setting
 from fastaug.experiments.selection import Chosen, Selected
 
 AVERAGES = ("losses", "probs", "logits")
-HOW = {False: "without the regulariser", True: "with the regulariser"}
+HOW = {False: "without the regularizer", True: "with the regularizer"}
 NO_AUGMENTATION = Setting(1, "losses", 0.0, augmented=False)
 
 
@@ -19,7 +19,7 @@ def views_of(selected: Selected) -> list[int]:
 
 
 def kl_weight_of(selected: Selected) -> float:
-    """The weight that "with the regulariser" means: the paper's 1, or the one most settings have.
+    """The weight that "with the regularizer" means: the paper's 1, or the one most settings have.
 
     A sweep over weights leaves several; 1 if there are none at all.
     """
@@ -42,7 +42,7 @@ def averages_of(selected: Selected) -> list[str]:
 
 
 def not_run(found: Container[tuple[str, bool]], averages: Sequence[str]) -> list[str]:
-    """In words, the objectives that are not there with the regulariser, without it, or at all."""
+    """In words, the objectives that are not there with the regularizer, without it, or at all."""
     words = []
     for average in averages:
         lacking = [how for how in HOW if (average, how) not in found]

@@ -51,7 +51,7 @@ _SETTING_COLUMNS = (
 
 
 def badge(verdict: Verdict, count: int | None = None) -> Markup:
-    """A verdict, in words and in a colour; count: how many times it was given."""
+    """A verdict, in words and in a color; count: how many times it was given."""
     text = verdict if count is None else f"{count} {verdict}"
     return element("span", text, class_=f"badge {_BADGES[verdict]}")
 

@@ -62,7 +62,7 @@ def _anchor(drawn: Drawn, anchors: Anchors) -> str:
 
 def inline_svg(figure: Figure, prefix: str, label: str) -> Markup:
     """A figure as an element of the page. Names in it begin with the prefix, as several figures
-    share the page. Its colours stay as they are, on white: captions speak of them."""
+    share the page. Its colors stay as they are, on white: captions speak of them."""
     text = render(figure, "svg").decode()
     used = set(re.findall(r'(?:href="#|url\(#)([^")]+)', text))
     root = ElementTree.fromstring(text)

@@ -23,7 +23,7 @@ class Cell(NamedTuple):
 
 
 class Row(NamedTuple):
-    """With or without the regulariser; K=1 is the same row twice in the paper, too."""
+    """With or without the regularizer; K=1 is the same row twice in the paper, too."""
 
     single: Cell
     losses: Cell
@@ -33,7 +33,7 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Published:
-    """One network of the paper. Rows are by whether the regulariser was used."""
+    """One network of the paper. Rows are by whether the regularizer was used."""
 
     dataset: str
     network: str

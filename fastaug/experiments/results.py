@@ -40,7 +40,7 @@ class Setting(NamedTuple):
 
 def setting_of(config: TrainConfig) -> Setting:
     """With one view, or with views that are all the same, the objectives coincide and the
-    regulariser is 0: that is one setting."""
+    regularizer is 0: that is one setting."""
     if config.augment == "none":
         return Setting(1, "losses", 0.0, augmented=False)
     if config.views == 1:

@@ -29,7 +29,7 @@ class SweepConfig:
     average: tuple[Literal["losses", "probs", "logits"], ...] = ()
     """What is averaged over the views of an image."""
     kl_weight: tuple[float, ...] = ()
-    """Weights of the regulariser."""
+    """Weights of the regularizer."""
     lr: tuple[float, ...] = ()
     """Learning rates."""
     epochs: tuple[int, ...] = ()

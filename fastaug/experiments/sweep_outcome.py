@@ -121,7 +121,7 @@ def _chosen_by(family: Selected) -> str:
     return (
         "lr and epochs were chosen, of so many tried, by top-1 on the test images themselves, "
         "as the paper apparently did: the measures (mean over the seeds ± half of their range) are "
-        "optimistic"
+        "optimiztic"
     )
 
 

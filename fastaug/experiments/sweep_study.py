@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastaug.errors import ConfigError, first_line
 from fastaug.experiments.sweep_training import RunFailed
-from fastaug.runtime.signals import Interrupted
+from fastaug.runtime.signals import TrainingInterruptedError
 
 if TYPE_CHECKING:
     import optuna
@@ -161,7 +161,7 @@ class Stage:
         for trial in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             since = self._first_seen.setdefault(trial.number, time.monotonic())
             if "worker" not in trial.user_attrs and time.monotonic() - since > self._patience:
-                # Not study.tell: GridSampler may want to stop an optimisation that is none.
+                # Not study.tell: GridSampler may want to stop an optimization that is none.
                 with suppress(optuna.exceptions.UpdateFinishedTrialError):  # another was first
                     self._storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)
                     put_back(self.study, trial, "lost", most=LOST)
@@ -197,7 +197,7 @@ class Stage:
             if not self._put_back(taken, "failed", retries):
                 raise RunFailed(f"{failure}; given up after {retries + 1} tries") from failure
             raise
-        except Interrupted:
+        except TrainingInterruptedError:
             assert taken is not None
             self._put_back(taken, "interrupted", None)
             raise

@@ -18,7 +18,7 @@ from typing import Any
 from fastaug.config import TrainConfig, flag
 from fastaug.errors import FastaugError
 from fastaug.recipes import get_recipe
-from fastaug.runtime.signals import Interrupted
+from fastaug.runtime.signals import TrainingInterruptedError
 
 _LOOK_AGAIN = 0.5
 _PR_SET_PDEATHSIG = 1
@@ -99,7 +99,7 @@ def run_training(
                 process.terminate()
                 process.wait()
     if passed_on:
-        raise Interrupted(passed_on)
+        raise TrainingInterruptedError(passed_on)
     return _result(config, folder, process.returncode)
 
 

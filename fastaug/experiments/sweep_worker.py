@@ -26,7 +26,7 @@ from fastaug.experiments.sweep_training import (
     run_training,
 )
 from fastaug.runtime.cores import core_count
-from fastaug.runtime.signals import Interrupted, InterruptRequest
+from fastaug.runtime.signals import StopSignals, TrainingInterruptedError
 
 if TYPE_CHECKING:
     import optuna
@@ -69,7 +69,7 @@ def _gpus(slot: int, ranks: int) -> str:
 
 
 def run_stage(
-    plan: Plan, title: str, configs: Configs, storage: RDBStorage, interrupt: InterruptRequest
+    plan: Plan, title: str, configs: Configs, storage: RDBStorage, interrupt: StopSignals
 ) -> frozenset[str]:
     """Until every run of a stage is done or has failed for good, here or elsewhere; returns those
     that have failed."""
@@ -109,7 +109,7 @@ class _Worker:
         stage: Stage,
         slot: Slot,
         progress: SweepProgress,
-        interrupt: InterruptRequest,
+        interrupt: StopSignals,
         errors: list[BaseException],
     ) -> None:
         self._plan, self._configs, self._stage, self._slot = plan, configs, stage, slot
@@ -136,7 +136,7 @@ class _Worker:
             else:  # others work on the last ones, which they may lose
                 time.sleep(_LOOK_AGAIN)
         if self._interrupt.signum:
-            raise Interrupted(self._interrupt.signum)
+            raise TrainingInterruptedError(self._interrupt.signum)
 
     def _is_asked_to_end(self) -> int:
         return self._interrupt.signum or (15 if self._errors else 0)

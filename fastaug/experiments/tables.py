@@ -92,8 +92,8 @@ class _Part:
     def header(self) -> list[str]:
         return [f"{self.of}K=1", *(f"{self.of}{average}" for average in AVERAGES)]
 
-    def theirs(self, paper: Published, regularised: bool) -> Row | None:
-        return (paper.central if self.measure == "top1" else paper.tta).get(regularised)
+    def theirs(self, paper: Published, regularized: bool) -> Row | None:
+        return (paper.central if self.measure == "top1" else paper.tta).get(regularized)
 
 
 def _results(selected: Sequence[Selected]) -> Table:
@@ -111,27 +111,27 @@ def _appendix(selected: Sequence[Selected]) -> Table:
 def _accuracies(
     name: str, title: str, caption: str, selected: Sequence[Selected], parts: Sequence[_Part]
 ) -> Table:
-    header = ["dataset", "network", "KL regulariser", "K", "source"]
+    header = ["dataset", "network", "KL regularizer", "K", "source"]
     header += [column for part in parts for column in part.header]
     rows: list[list[str]] = []
     notes: list[str] = []
     for one in selected:
-        for regularised in HOW if _most_views(one) > 1 else [False]:
-            rows += _family_rows(one, parts, regularised)
+        for regularized in HOW if _most_views(one) > 1 else [False]:
+            rows += _family_rows(one, parts, regularized)
         notes += [f"{one.family.title}: {note}" for note in _family_notes(one, parts)]
     return Table(name, title, caption + _OURS, header, rows, tuple(notes))
 
 
-def _family_rows(selected: Selected, parts: Sequence[_Part], regularised: bool) -> list[list[str]]:
+def _family_rows(selected: Selected, parts: Sequence[_Part], regularized: bool) -> list[list[str]]:
     """Ours, the paper's, and the difference."""
     paper, views = published(selected.family), _most_views(selected)
-    names = [*_names(selected), "yes" if regularised else "no"]
-    ours = [values for part in parts for values in _values(selected, part, regularised)]
+    names = [*_names(selected), "yes" if regularized else "no"]
+    ours = [values for part in parts for values in _values(selected, part, regularized)]
     rows = [[*names, str(views), "ours", *map(_our_cell, ours)]]
     if paper:
         theirs: list[Cell | None] = []
         for part in parts:
-            theirs += part.theirs(paper, regularised) or [None] * len(Row._fields)
+            theirs += part.theirs(paper, regularized) or [None] * len(Row._fields)
         same_views = [True, *[views == paper.views] * len(AVERAGES)] * len(parts)
         differences = [
             _difference(mine, cell) if same else GAP
@@ -142,16 +142,16 @@ def _family_rows(selected: Selected, parts: Sequence[_Part], regularised: bool) 
     return rows
 
 
-def _values(selected: Selected, part: _Part, regularised: bool) -> list[list[float]]:
+def _values(selected: Selected, part: _Part, regularized: bool) -> list[list[float]]:
     """Of the seeds, in each of a part's columns."""
     return [
-        chosen.values(part.measure) if chosen else [] for chosen in _settings(selected, regularised)
+        chosen.values(part.measure) if chosen else [] for chosen in _settings(selected, regularized)
     ]
 
 
-def _settings(selected: Selected, regularised: bool) -> list[Chosen | None]:
+def _settings(selected: Selected, regularized: bool) -> list[Chosen | None]:
     """What the four columns of a row stand for."""
-    views, weight = _most_views(selected), kl_weight_of(selected) if regularised else 0.0
+    views, weight = _most_views(selected), kl_weight_of(selected) if regularized else 0.0
     single = chosen_at(selected, 1, "losses", 0.0)
     if views == 1:
         return [single, *[None] * len(AVERAGES)]
@@ -173,7 +173,7 @@ def _family_notes(selected: Selected, parts: Sequence[_Part]) -> list[str]:
         if any(not chosen.values(part.measure) for chosen in present):
             notes.append(f"some runs have no {part.measure}: were they evaluated with --tta 0?")
     if (weight := kl_weight_of(selected)) != 1:
-        notes.append(f"the regulariser's weight is {weight:g}; the paper's is 1")
+        notes.append(f"the regularizer's weight is {weight:g}; the paper's is 1")
     if paper and paper.views != views:
         notes.append(f"the paper's objectives are at K = {paper.views}, so only K = 1 is compared")
     if unlike := departures(selected.family):

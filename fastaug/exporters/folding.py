@@ -1,6 +1,6 @@
 """What an exported program computes from its weights alone is computed once, before it is written.
 
-A norm-free network standardises the weights of each convolution in every forward pass, by a batch
+A norm-free network standardizes the weights of each convolution in every forward pass, by a batch
 norm in training mode. Written out as it is, nf_resnet26 in ONNX is 28 of those, 85 means and 57
 reshapes beside its 29 convolutions; folded, it is convolutions. Other networks have the like:
 tables of relative positions, for one.

@@ -21,8 +21,8 @@ from fastaug.config import TrainConfig
 from fastaug.errors import ConfigError, ExportError, FastaugError, first_line
 from fastaug.exporters.folding import fold_constants
 from fastaug.runs.weights import model_from_safetensors, write_safetensors
-from fastaug.runtime.atomic import whole_file
-from fastaug.views.reference import NORMALISATION
+from fastaug.runtime.atomic import atomic_write
+from fastaug.views.reference import NORMALIZATION
 
 TOLERANCE = 1e-4
 """Largest difference of two logits, as a share of the largest logit. Other libraries add up in
@@ -115,10 +115,10 @@ def compare(network: Network, model: nn.Module, config: TrainConfig) -> tuple[fl
 
 
 def random_images(count: int, config: TrainConfig) -> Tensor:
-    """[count, 3, S, S] fp32: random levels, normalised as in training; always the same ones."""
+    """[count, 3, S, S] fp32: random levels, normalized as in training; always the same ones."""
     generator = torch.Generator().manual_seed(count)
     levels = 255 * torch.rand(count, 3, config.size, config.size, generator=generator)
-    mean, deviation = (torch.tensor(v)[:, None, None] for v in NORMALISATION[config.normalise])
+    mean, deviation = (torch.tensor(v)[:, None, None] for v in NORMALIZATION[config.normalize])
     return (levels - mean) / deviation
 
 
@@ -126,7 +126,7 @@ def random_images(count: int, config: TrainConfig) -> Tensor:
 def _writable(path: Path) -> Iterator[Path]:
     """A temporary file that takes the path's place in the end; a full disk in one line."""
     try:
-        with whole_file(path, path.suffix) as temporary:  # torch.export goes by the suffix
+        with atomic_write(path, path.suffix) as temporary:  # torch.export goes by the suffix
             yield temporary
     except OSError as error:
         raise ExportError(

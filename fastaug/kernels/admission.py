@@ -22,7 +22,7 @@ from torch import Tensor
 from fastaug.errors import DataError
 from fastaug.kernels.contract import Average, Kernel, takes_mean
 from fastaug.kernels.reference import ReferenceKernel
-from fastaug.runtime.atomic import whole_file
+from fastaug.runtime.atomic import atomic_write
 from fastaug.runtime.cache import cache_dir
 from fastaug.toolchain.build import digest
 
@@ -85,12 +85,12 @@ def compare(kernel: Kernel, device: torch.device) -> KernelReport:
     return KernelReport(kernel.name, where, cases > 0 and worst <= 1, cases, worst_name)
 
 
-def is_admitted(kernel: Kernel, device: torch.device) -> KernelReport:
+def check_admission(kernel: Kernel, device: torch.device) -> KernelReport:
     """compare(), or what it found before for this device and these sources."""
-    return found_before(kernel, device, compare, _remembered(kernel, device))
+    return cached_report(kernel, device, compare, _remembered(kernel, device))
 
 
-def found_before(
+def cached_report(
     kernel: Any,
     device: torch.device,
     compare: Callable[[Any, torch.device], KernelReport],
@@ -104,7 +104,7 @@ def found_before(
     if file is not None and report.admitted:
         with suppress(OSError):
             file.parent.mkdir(parents=True, exist_ok=True)
-            with whole_file(file) as unfinished:
+            with atomic_write(file) as unfinished:
                 unfinished.write_text(json.dumps(asdict(report)))
     return report
 

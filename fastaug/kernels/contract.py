@@ -42,7 +42,7 @@ class Kernel(Protocol):
         """logits: [B, K, C], targets: [B] int64 -> nll: [B], kl: [B], grad: [B, K, C] or None.
 
         grad is the gradient of nll_b + kl_weight * kl_b for each image b. average=None is the
-        regulariser alone: no targets, nll is zero. Values are fp32 for fp32, fp16 and bf16 logits;
+        regularizer alone: no targets, nll is zero. Values are fp32 for fp32, fp16 and bf16 logits;
         grad has the dtype of the logits.
         """
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fastaug.errors import KernelUnavailable
+from fastaug.errors import KernelUnavailableError
 from fastaug.kernels.contract import Average
 from fastaug.toolchain import cuda_driver, nvrtc
 from fastaug.toolchain.cuda_driver import Argument, Device
@@ -76,7 +76,7 @@ class CudaKernel:
             # Shows that one can be compiled and loaded.
             device.load(OBJECTIVE, kernel_name("losses", DTYPES[logits.dtype]))
             _plan(device, logits)
-        except KernelUnavailable as error:
+        except KernelUnavailableError as error:
             return str(error)
         return None
 
@@ -121,11 +121,11 @@ class CudaKernel:
         if index not in self._devices:
             try:
                 self._devices[index] = Device(index)
-            except KernelUnavailable as error:
+            except KernelUnavailableError as error:
                 self._devices[index] = str(error)
         device = self._devices[index]
         if isinstance(device, str):
-            raise KernelUnavailable(device)
+            raise KernelUnavailableError(device)
         return device
 
 
@@ -182,7 +182,7 @@ def _plan(device: Device, logits: Tensor) -> Plan:
     _, views, classes = logits.shape
     plan = launch_plan(views, classes, device.shared_limit)
     if plan is None:
-        raise KernelUnavailable(
+        raise KernelUnavailableError(
             f"{views} views of an image do not fit into the {device.shared_limit} bytes of shared "
             "memory of a block; use reference"
         )

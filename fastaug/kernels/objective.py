@@ -1,4 +1,4 @@
-"""The three objectives over the views of an image, and the invariance regulariser."""
+"""The three objectives over the views of an image, and the invariance regularizer."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def objective(
 def pairwise_kl(logits: Tensor, *, kernel: str | Kernel = "auto") -> Tensor:
     """logits: [B, K, C] -> mean KL(p_k || p_k') over the ordered pairs k != k': [B], in nats.
 
-    Differentiable: the regulariser of the paper for anyone's training loop. Zero for K = 1.
+    Differentiable: the regularizer of the paper for anyone's training loop. Zero for K = 1.
     """
     if logits.ndim != 3 or not logits.shape[1] or not logits.shape[2]:
         raise _wrong_shape(logits.shape)

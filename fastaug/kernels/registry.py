@@ -9,8 +9,8 @@ from importlib.metadata import entry_points
 import torch
 from torch import Tensor
 
-from fastaug.errors import KernelUnavailable, suggest
-from fastaug.kernels.admission import KernelReport, compare, forget, is_admitted
+from fastaug.errors import KernelUnavailableError, suggest
+from fastaug.kernels.admission import KernelReport, check_admission, compare, forget
 from fastaug.kernels.contract import Kernel
 from fastaug.kernels.cuda import CudaKernel
 from fastaug.kernels.native import NativeKernel
@@ -33,7 +33,9 @@ _said: set[str] = set()
 def register_kernel(name: str, kernel: Kernel) -> None:
     """Make a kernel known under a name, for `kernel=name` and `--kernel name`."""
     if name == "auto" or ":" in name:
-        raise KernelUnavailable(f"a kernel cannot be called {name!r}: 'auto' and ':' are taken")
+        raise KernelUnavailableError(
+            f"a kernel cannot be called {name!r}: 'auto' and ':' are taken"
+        )
     _check_contract(name, kernel)
     _KERNELS[name] = kernel
     _found.clear()
@@ -52,7 +54,7 @@ def available_kernels(logits: Tensor | None = None) -> dict[str, str | None]:
 def _why_not(name: str, logits: Tensor) -> str | None:
     try:
         return load_kernel(name).supports(logits)
-    except KernelUnavailable as error:
+    except KernelUnavailableError as error:
         return str(error)
     except Exception as error:  # of a kernel of someone else, which must not hide the others
         return f"{type(error).__name__}: {error}"
@@ -87,7 +89,7 @@ def name_of(kernel: str | Kernel) -> str:
     if isinstance(kernel, str):
         return kernel
     if _KERNELS.get(kernel.name) is not kernel:
-        raise KernelUnavailable(
+        raise KernelUnavailableError(
             f"torch.compile knows kernels by name: register_kernel({kernel.name!r}, kernel) first"
         )
     return kernel.name
@@ -102,7 +104,7 @@ def _automatic(logits: Tensor) -> Kernel:
             _say(logging.INFO, f"loss kernel: {kernel.name}")
             return kernel
         _say(logging.WARNING, str(report))
-    raise KernelUnavailable(f"no loss kernel takes {logits.dtype} logits on {logits.device}")
+    raise KernelUnavailableError(f"no loss kernel takes {logits.dtype} logits on {logits.device}")
 
 
 def _say(level: int, text: str) -> None:
@@ -115,10 +117,10 @@ def _say(level: int, text: str) -> None:
 def _named(name: str | Kernel, logits: Tensor) -> Kernel:
     kernel = load_kernel(name) if isinstance(name, str) else name
     if reason := kernel.supports(logits):
-        raise KernelUnavailable(f"kernel {kernel.name!r} cannot run here: {reason}")
+        raise KernelUnavailableError(f"kernel {kernel.name!r} cannot run here: {reason}")
     report = _admission_of(kernel, logits.device)
     if not report.admitted:
-        raise KernelUnavailable(f"{report}")
+        raise KernelUnavailableError(f"{report}")
     return kernel
 
 
@@ -126,7 +128,7 @@ def _admission_of(kernel: Kernel, device: torch.device) -> KernelReport:
     """The reference is what others are compared with: it is admitted."""
     if type(kernel) is ReferenceKernel:
         return KernelReport(kernel.name, str(device), True, 0, "the others are compared with it")
-    return is_admitted(kernel, device)
+    return check_admission(kernel, device)
 
 
 def load_kernel(name: str) -> Kernel:
@@ -134,19 +136,21 @@ def load_kernel(name: str) -> Kernel:
     if name in _KERNELS:
         return _KERNELS[name]
     if name == "auto":
-        raise KernelUnavailable(f"'auto' chooses among kernels; name one of {', '.join(_KERNELS)}")
+        raise KernelUnavailableError(
+            f"'auto' chooses among kernels; name one of {', '.join(_KERNELS)}"
+        )
     offered = _offered()
     module_name, colon, attribute = offered.get(name, name).partition(":")
     if not colon:
         known = ["auto", *_KERNELS, *offered]
-        raise KernelUnavailable(
+        raise KernelUnavailableError(
             f"no kernel {name!r}: {suggest(name, known)}, or package.module:attribute"
         )
     try:
         kernel = getattr(importlib.import_module(module_name), attribute)
     except Exception as error:  # the module is someone else's, and may raise anything
         said = f"{type(error).__name__}: {error}"
-        raise KernelUnavailable(f"kernel {name!r} cannot be loaded: {said}") from error
+        raise KernelUnavailableError(f"kernel {name!r} cannot be loaded: {said}") from error
     _check_contract(name, kernel)
     return kernel
 
@@ -158,9 +162,9 @@ def _offered() -> dict[str, str]:
 def _check_contract(name: str, kernel: object) -> None:
     missing = [part for part in ("name", "supports", "value_and_grad") if not hasattr(kernel, part)]
     if missing:
-        raise KernelUnavailable(
+        raise KernelUnavailableError(
             f"kernel {name!r} has no {' and no '.join(missing)}; "
             "a kernel has name, supports and value_and_grad (fastaug/kernels/contract.py)"
         )
     if isinstance(kernel, type):
-        raise KernelUnavailable(f"kernel {name!r} is a class; name an instance of it")
+        raise KernelUnavailableError(f"kernel {name!r} is a class; name an instance of it")

@@ -70,7 +70,7 @@ class TritonKernel:
 
         tile = Tile.of(views, classes, self.tile)
         strides = (*logits.stride()[:2], views * classes, classes)
-        # How many neighbours a thread may load or store at once. No more than it takes to spread
+        # How many neighbors a thread may load or store at once. No more than it takes to spread
         # the classes over all threads: so all views of a class are in one thread, and the sums over
         # views need no exchange.
         aligned = math.gcd(*strides, max(1, tile.classes // (32 * tile.warps)))

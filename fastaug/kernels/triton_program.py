@@ -48,7 +48,7 @@ def objective_program(
 ) -> None:
     """Program b: logits [b, K, C] -> nll [b], kl [b], gradient [b, K, C] unless it is None.
 
-    AVERAGE: "losses", "probs", "logits", or None for the regulariser alone, without targets.
+    AVERAGE: "losses", "probs", "logits", or None for the regularizer alone, without targets.
     KL_SLOPE: whether the KL has a part in the gradient. Without weight it must have none: its slope
     may be infinite, and 0 * inf is NaN.
     Strides are in units of ALIGNED elements: so the compiler sees how many may be loaded at once.

@@ -49,9 +49,9 @@ class ResNet18(nn.Module):
             BasicBlock(512, 512, stride=1),
         )
         self.head = Fp32Linear(512, num_classes)
-        self._initialise()
+        self._initialize()
 
-    def _initialise(self) -> None:
+    def _initialize(self) -> None:
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_in", nonlinearity="relu")

@@ -16,7 +16,7 @@ from fastaug.runtime.distributed import Group
 
 
 class SyncBatchNorm2d(nn.BatchNorm2d):
-    """x [N, C, H, W] -> the same, normalised by the statistics of all ranks while training."""
+    """x [N, C, H, W] -> the same, normalized by the statistics of all ranks while training."""
 
     group = Group()
 
@@ -36,8 +36,8 @@ class SyncBatchNorm2d(nn.BatchNorm2d):
             self._remember(mean.detach(), variance.detach(), self.group.ranks * x[:, 0].numel())
             scale = self.weight * torch.rsqrt(variance + self.eps)
             shift = self.bias - mean * scale
-            normalised = values * scale[:, None, None] + shift[:, None, None]
-        return normalised.to(x.dtype)
+            normalized = values * scale[:, None, None] + shift[:, None, None]
+        return normalized.to(x.dtype)
 
     def _remember(self, mean: Tensor, variance: Tensor, count: int) -> None:
         assert self.running_mean is not None
@@ -63,7 +63,7 @@ class _MeanOverRanks(torch.autograd.Function):
         return ctx.group.mean_(gradient.contiguous().clone()), None
 
 
-def synchronise_batch_norm(model: nn.Module, name: str, group: Group) -> None:
+def synchronize_batch_norm(model: nn.Module, name: str, group: Group) -> None:
     """Put SyncBatchNorm2d in the place of every batch norm of the model."""
     norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
     if not norms:
@@ -71,7 +71,7 @@ def synchronise_batch_norm(model: nn.Module, name: str, group: Group) -> None:
     if strange := next((norm for norm in norms if type(norm) is not nn.BatchNorm2d), None):
         raise ConfigError(
             f"--batch-norm sync: {name} has a batch norm of its own ({type(strange).__name__}) "
-            "that cannot be synchronised; use local, or resnet18"
+            "that cannot be synchronized; use local, or resnet18"
         )
     for norm in norms:
         # The same parameters in the same place: only what forward does is another.

@@ -1,4 +1,4 @@
-"""WRN-d-w with SkipInit: a wide residual network without normalisation layers.
+"""WRN-d-w with SkipInit: a wide residual network without normalization layers.
 
 Each residual branch ends in one learned scalar that starts at 0 (De and Smith, 2020), which takes
 the place of batch norm: at first the signal passes by the shortcuts alone. Convolutions carry
@@ -50,9 +50,9 @@ class WideResNet(nn.Module):
                 in_channels = channels
         self.blocks = nn.Sequential(*blocks)
         self.head = Fp32Linear(in_channels, num_classes)
-        self._initialise()
+        self._initialize()
 
-    def _initialise(self) -> None:
+    def _initialize(self) -> None:
         for name, parameter in self.named_parameters():
             if name.endswith("bias"):
                 nn.init.zeros_(parameter)

@@ -21,8 +21,8 @@ import torch
 import fastaug
 from fastaug.config import TrainConfig
 from fastaug.runtime.device import memory_bound
-from fastaug.errors import CheckpointError, DamagedCheckpoint, first_line
-from fastaug.runtime.atomic import whole_file
+from fastaug.errors import CheckpointError, DamagedCheckpointError, first_line
+from fastaug.runtime.atomic import atomic_write
 
 FORMAT = 2
 """Raised when an older reader could not make sense of a checkpoint. 1: without checksum."""
@@ -45,12 +45,12 @@ def write_checkpoint(path: Path, state: dict[str, Any]) -> None:
         file.seek(-2, os.SEEK_END)  # the length of the comment, which torch leaves at 0
         file.write(len(comment).to_bytes(2, "little") + comment)
 
-    write_whole(path, write)
+    write_atomically(path, write)
 
 
-def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     """What `write` puts into the file that it is given; an OSError if it cannot."""
-    with whole_file(path) as temporary, open(temporary, "wb") as file:
+    with atomic_write(path) as temporary, open(temporary, "wb") as file:
         try:
             write(file)
         except RuntimeError as error:  # torch's writer hides what the system said
@@ -100,7 +100,7 @@ def _content(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         # A disk that fails is damage. What may not be read just now may be whole.
-        kind = DamagedCheckpoint if error.errno == errno.EIO else CheckpointError
+        kind = DamagedCheckpointError if error.errno == errno.EIO else CheckpointError
         raise kind(f"{path}: cannot be read ({error.strerror})") from error
 
 
@@ -143,13 +143,13 @@ def _check_names(path: Path, content: bytes) -> None:
     for what in asked:
         is_storage = str(what).startswith("torch ") and str(what).endswith("Storage")
         if not is_storage and what not in _NEEDED_NAMES:
-            raise DamagedCheckpoint(
+            raise DamagedCheckpointError(
                 f"{path}: damaged, or not a fastaug checkpoint (it asks for {what or 'something'})"
             )
 
 
-def _damaged(path: Path, what: str = "") -> DamagedCheckpoint:
-    return DamagedCheckpoint(
+def _damaged(path: Path, what: str = "") -> DamagedCheckpointError:
+    return DamagedCheckpointError(
         f"{path}: damaged{f' ({what})' if what else ', or not a fastaug checkpoint'}"
     )
 

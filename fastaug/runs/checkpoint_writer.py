@@ -18,11 +18,11 @@ from typing import Any
 
 import torch
 
-from fastaug.runs.checkpoint import load_checkpoint, write_checkpoint, write_whole
-from fastaug.errors import CheckpointError, DamagedCheckpoint
+from fastaug.runs.checkpoint import load_checkpoint, write_checkpoint, write_atomically
+from fastaug.errors import CheckpointError, DamagedCheckpointError
 from fastaug.runs.lock import wait_until_free
 from fastaug.runs.weights import weights_as_safetensors
-from fastaug.runtime.atomic import TEMPORARY, whole_file
+from fastaug.runtime.atomic import TEMPORARY, atomic_write
 
 FOLDER = "checkpoints"
 RETRY_SECONDS = (1.0, 3.0, 10.0, 30.0, 60.0)
@@ -31,7 +31,7 @@ PATIENCE_AT_THE_END = 60.0
 """Seconds for which a run that has ended tries to write its last checkpoint."""
 
 
-class CheckpointSaver:
+class CheckpointWriter:
     """Takes states and returns at once. The newest one counts: an older one that still waits when
     it comes is dropped."""
 
@@ -141,7 +141,7 @@ class CheckpointSaver:
     def _write_best(self, state: dict[str, Any]) -> None:
         write_checkpoint(self._folder / "best.pt", state)
         weights = weights_as_safetensors(state)
-        write_whole(self._folder / "best.safetensors", lambda file: file.write(weights))
+        write_atomically(self._folder / "best.safetensors", lambda file: file.write(weights))
 
     def _wait_after(self, error: Exception, tries: int) -> None:
         seconds = RETRY_SECONDS[min(tries, len(RETRY_SECONDS) - 1)]
@@ -174,7 +174,7 @@ def newest_checkpoint(folder: Path, say: Callable[[str], None]) -> Path | None:
     """
     wait_until_free(folder, say)
     whole: dict[Path, int] = {}
-    damaged: dict[Path, DamagedCheckpoint] = {}
+    damaged: dict[Path, DamagedCheckpointError] = {}
     for path in (folder / "last.pt", *_steps(folder / FOLDER)):
         # last.pt is a second name of the newest, or of the one before, if the run was killed
         # between the two: the next one is looked at, too, unless it cannot be newer.
@@ -182,7 +182,7 @@ def newest_checkpoint(folder: Path, say: Callable[[str], None]) -> Path | None:
             continue
         try:
             whole[path] = load_checkpoint(path)["step"]
-        except DamagedCheckpoint as error:
+        except DamagedCheckpointError as error:
             damaged[path] = error
     if damaged and not whole:
         raise CheckpointError(f"{folder}: no checkpoint of it is whole; {_best_of(folder)}")
@@ -245,7 +245,7 @@ def _steps(folder: Path) -> list[Path]:
 
 def _link(file: Path, name: Path) -> None:
     """The file under a second name, which changes from one whole file to the next at once."""
-    with whole_file(name) as temporary:
+    with atomic_write(name) as temporary:
         temporary.unlink(missing_ok=True)
         try:
             os.link(file, temporary)

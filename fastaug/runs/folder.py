@@ -23,7 +23,7 @@ from fastaug.config import TrainConfig
 from fastaug.errors import ConfigError, printable
 from fastaug.runs.lock import FolderLock
 from fastaug.runtime.atomic import write_json
-from fastaug.runtime.atomic import whole_file
+from fastaug.runtime.atomic import atomic_write
 
 SUMMARY_TRIES = 10
 """A second apart, for the last file of a run."""
@@ -58,7 +58,7 @@ class RunFolder:
                 metrics = path / "metrics.jsonl"
                 self._keep_metrics_until(metrics, resume_step or 0, evaluated_epochs)
                 self._metrics = os.open(metrics, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-                self._events = Events(path, None if resume_step is None else resume_step + 1)
+                self._events = TensorBoardWriter(path, None if resume_step is None else resume_step + 1)
                 undo.pop_all()
         except OSError as error:
             raise ConfigError(
@@ -79,7 +79,7 @@ class RunFolder:
 
     def write_picture(self, name: str, picture: Image) -> None:
         self._events.add_picture(name, picture)
-        with suppress(OSError), whole_file(self.path / f"{name}.png", ".png") as temporary:
+        with suppress(OSError), atomic_write(self.path / f"{name}.png", ".png") as temporary:
             picture.save(temporary)
 
     def write_bad_images(self, lines: list[str]) -> None:
@@ -157,7 +157,7 @@ class RunFolder:
                 again = record["epoch"] > evaluated_epochs
             if record["step"] <= step and kind not in ("partial", "final") and not again:
                 kept.append(line + "\n")
-        with whole_file(file) as temporary:
+        with atomic_write(file) as temporary:
             temporary.write_text("".join(kept), encoding="utf-8")
 
 
@@ -177,7 +177,7 @@ def _newest_step(path: Path) -> int:
     return max((int(name) for name in names if name.isdigit()), default=-1)
 
 
-class Events:
+class TensorBoardWriter:
     """TensorBoard's events. What cannot be written is lost: metrics.jsonl has the same numbers."""
 
     _TRY_AGAIN = 60.0
@@ -221,7 +221,7 @@ class Events:
 
 def write_event_picture(folder: Path, name: str, picture: Image) -> None:
     """A picture for TensorBoard alone, outside a run."""
-    events = Events(folder)
+    events = TensorBoardWriter(folder)
     events.add_picture(name, picture)
     events.close()
 

@@ -7,7 +7,7 @@ from PIL import Image, ImageDraw, ImageFont
 from fastaug.views.batch import ViewBatch
 from fastaug.config import TrainConfig
 from fastaug.data.image_set import ImageSet
-from fastaug.views.reference import denormalise
+from fastaug.views.reference import denormalize
 
 CELL = 128
 """Side of a drawn view in pixels at the least: small views are enlarged."""
@@ -18,8 +18,8 @@ _PAPER, _INK = (255, 255, 255), (30, 30, 30)
 def draw_views(
     images: ImageSet, batch: ViewBatch, config: TrainConfig, rows: int = 8
 ) -> Image.Image:
-    """The first images of a batch with their labels, in levels as they were before normalising."""
-    levels = denormalise(batch.views[:rows].cpu(), config).permute(0, 1, 3, 4, 2).numpy()
+    """The first images of a batch with their labels, in levels as they were before normalizing."""
+    levels = denormalize(batch.views[:rows].cpu(), config).permute(0, 1, 3, 4, 2).numpy()
     rows, columns = len(levels), levels.shape[1] + 1
     cell = config.size * max(1, -(-CELL // config.size))
     step = cell + _GAP

@@ -11,13 +11,13 @@ import torch
 from PIL.Image import Image
 
 from fastaug.runs.announcement import announcement
-from fastaug.runs.checkpoint import write_whole
+from fastaug.runs.checkpoint import write_atomically
 from fastaug.config import TrainConfig
 from fastaug.runs.console import RunConsole
 from fastaug.data.image_set import ImageSet
 from fastaug.runtime.distributed import Group
 from fastaug.runs.folder import RunFolder
-from fastaug.runs.checkpoint_writer import CheckpointSaver
+from fastaug.runs.checkpoint_writer import CheckpointWriter
 
 
 class Recorder:
@@ -52,7 +52,7 @@ class Recorder:
             resume_step=self._resumed_at,
             evaluated_epochs=evaluated_epochs,
         )
-        self._saver = CheckpointSaver(
+        self._saver = CheckpointWriter(
             self.path,
             keep=self._config.keep_checkpoints,
             say=self.console.line,
@@ -108,7 +108,7 @@ class Recorder:
         path = self.path / "bad-batch.pt"
         if self._active:
             try:
-                write_whole(path, lambda file: torch.save(batch, file))
+                write_atomically(path, lambda file: torch.save(batch, file))
             except OSError as error:
                 self.console.line(f"warning: {path}: cannot be written ({error.strerror})")
         return str(path)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import fastaug
 from fastaug.runs.checkpoint import evaluated_weights
 from fastaug.config import TrainConfig
-from fastaug.views.reference import NORMALISATION
+from fastaug.views.reference import NORMALIZATION
 from fastaug.errors import CheckpointError
 from fastaug.models import build_configured_model
 
@@ -25,7 +25,7 @@ from fastaug.models import build_configured_model
 def safetensors_metadata(state: dict[str, Any]) -> dict[str, str]:
     """What a checkpoint says of its network. The format knows strings alone: lists are JSON."""
     config = TrainConfig.from_dict(state["config"])
-    mean, deviation = NORMALISATION[config.normalise]
+    mean, deviation = NORMALIZATION[config.normalize]
     return {
         "format": "pt",  # what libraries that read weights by this format look for
         "model": config.model,

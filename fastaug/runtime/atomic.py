@@ -16,7 +16,7 @@ TEMPORARY = ".*.tmp*"
 
 
 @contextmanager
-def whole_file(path: Path, suffix: str = "") -> Iterator[Path]:
+def atomic_write(path: Path, suffix: str = "") -> Iterator[Path]:
     """A temporary file beside the path, to be written; it gets the path's name once it is on the
     disk, if nothing is raised: a reader finds the old file or the new one, never a half.
 
@@ -36,7 +36,7 @@ def whole_file(path: Path, suffix: str = "") -> Iterator[Path]:
 
 def write_json(path: Path, value: dict[str, Any], indent: int | None = 2) -> None:
     """Write a JSON file atomically."""
-    with whole_file(path) as temporary:
+    with atomic_write(path) as temporary:
         temporary.write_text(json.dumps(value, indent=indent) + "\n", encoding="utf-8")
 
 

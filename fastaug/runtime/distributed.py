@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from fastaug.errors import FastaugError, RankLost, first_line
+from fastaug.errors import FastaugError, RankLostError, first_line
 
 Result = TypeVar("Result")
 
@@ -116,14 +116,14 @@ class Agreement:
         return int(asked[1])
 
 
-def lost_rank(error: BaseException) -> RankLost | None:
+def lost_rank(error: BaseException) -> RankLostError | None:
     """The error as that of a rank which can no longer reach another one, if it is."""
     said = str(error)
     if not isinstance(error, torch.distributed.DistError) and not any(
         sign in said for sign in ("gloo", "NCCL", "Connection closed", "Connection reset")
     ):
         return None
-    return RankLost(
+    return RankLostError(
         f"another rank has ended or cannot be reached ({first_line(error)[:200]}); what it said "
         "is above; torchrun --max-restarts N goes on from the last checkpoint by itself"
     )

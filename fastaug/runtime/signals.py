@@ -9,7 +9,7 @@ from types import FrameType
 from typing import Any
 
 
-class Interrupted(Exception):
+class TrainingInterruptedError(Exception):
     """A signal asked the run to end; exit_code is the shell's convention for it."""
 
     def __init__(self, signum: int) -> None:
@@ -17,7 +17,7 @@ class Interrupted(Exception):
         self.exit_code = 128 + signum
 
 
-class InterruptRequest:
+class StopSignals:
     """Within the context the first signal is noted and the second one ends the process at once."""
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class InterruptRequest:
         self._launcher = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else 0
         self._previous: dict[int, Any] = {}
 
-    def __enter__(self) -> InterruptRequest:
+    def __enter__(self) -> StopSignals:
         for signum in (signal.SIGINT, signal.SIGTERM):
             self._previous[signum] = signal.signal(signum, self._note)
         return self
@@ -43,9 +43,9 @@ class InterruptRequest:
         return self._signum
 
     def check(self) -> None:
-        """Raise Interrupted if a signal has come."""
+        """Raise TrainingInterruptedError if a signal has come."""
         if self._signum:
-            raise Interrupted(self._signum)
+            raise TrainingInterruptedError(self._signum)
 
     def _note(self, signum: int, _frame: FrameType | None) -> None:
         if self._signum:

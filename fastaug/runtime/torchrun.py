@@ -23,7 +23,7 @@ _LOOK_AGAIN = 0.05
 
 
 @contextmanager
-def joined() -> Iterator[Group]:
+def join_process_group() -> Iterator[Group]:
     """This process in the group that torchrun has started it for; else on its own."""
     ranks = int(os.environ.get("WORLD_SIZE", 1))
     if "RANK" not in os.environ or ranks == 1:
@@ -68,7 +68,7 @@ def _own_store(store: Store, rank: int, ranks: int) -> Store:
             time.sleep(_LOOK_AGAIN)
 
 
-def is_restarted() -> bool:
+def was_restarted() -> bool:
     """Whether torchrun has started this group anew, after one of its ranks ended."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
 

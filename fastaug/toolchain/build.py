@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 
-from fastaug.errors import FastaugError, KernelUnavailable
-from fastaug.runtime.atomic import whole_file
+from fastaug.errors import FastaugError, KernelUnavailableError
+from fastaug.runtime.atomic import atomic_write
 from fastaug.runtime.cache import cache_dir
 
 log = logging.getLogger("fastaug")
@@ -23,7 +23,7 @@ def source_folder() -> Path:
     for folder in (package / "cuda", package.parent / "cuda"):
         if (folder / "objective.h").is_file():
             return folder
-    raise KernelUnavailable(
+    raise KernelUnavailableError(
         f"kernel sources (cuda/objective.h) are neither in {package} nor beside it; "
         "install fastaug again"
     )
@@ -47,11 +47,11 @@ def built(name: str, make: Callable[[Path], None]) -> Path:
         file = cache_dir() / "kernels" / name
         if not file.is_file():
             file.parent.mkdir(parents=True, exist_ok=True)
-            with whole_file(file) as unfinished:
+            with atomic_write(file) as unfinished:
                 make(unfinished)
         return file
     except (OSError, FastaugError) as error:
-        if isinstance(error, KernelUnavailable):
+        if isinstance(error, KernelUnavailableError):
             raise
         file = Path(_own_folder().name) / name
         if not file.is_file():

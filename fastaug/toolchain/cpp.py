@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from fastaug.errors import KernelUnavailable
+from fastaug.errors import KernelUnavailableError
 from fastaug.runtime.device import cpp_compiler
 from fastaug.toolchain.build import built, digest, source_folder
 
@@ -27,7 +27,7 @@ def build_library(
     """Of files in cuda/: the library, compiled if it is not in the cache. `what` is for the log."""
     compiler = cpp_compiler()
     if compiler is None:
-        raise KernelUnavailable("needs a C++ compiler: install g++ or clang++, or set CXX")
+        raise KernelUnavailableError("needs a C++ compiler: install g++ or clang++, or set CXX")
     file = source_folder() / source
 
     def compile_it(library: Path) -> None:
@@ -45,14 +45,14 @@ def open_library(file: Path) -> ctypes.CDLL:
     try:
         return ctypes.CDLL(str(file))
     except OSError as error:
-        raise KernelUnavailable(f"{file} cannot be loaded ({error}); delete it") from error
+        raise KernelUnavailableError(f"{file} cannot be loaded ({error}); delete it") from error
 
 
 def why_not(load: Callable[[], object]) -> str | None:
     """None, or why a library cannot be loaded here."""
     try:
         load()
-    except KernelUnavailable as error:
+    except KernelUnavailableError as error:
         return str(error)
     return None
 
@@ -61,11 +61,11 @@ def _run(*command: str) -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise KernelUnavailable(f"{command[0]} does not run: {error}") from error
+        raise KernelUnavailableError(f"{command[0]} does not run: {error}") from error
     if done.returncode != 0:
         lines = done.stderr.splitlines() or [f"exit code {done.returncode}"]
         first = next((line for line in lines if "error" in line), lines[0])
-        raise KernelUnavailable(f"{command[0]} cannot compile it (g++ 12 can): {first}")
+        raise KernelUnavailableError(f"{command[0]} cannot compile it (g++ 12 can): {first}")
     return done.stdout
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastaug.errors import KernelUnavailable, first_line
+from fastaug.errors import KernelUnavailableError, first_line
 from fastaug.toolchain.nvrtc import Program, architecture_for, checked, image_for
 
 OLDEST = (7, 5)
@@ -18,7 +18,7 @@ Argument = Tensor | Structure | int | float | None
 
 
 class Device:
-    """One GPU, in torch's own (primary) context. KernelUnavailable wherever the driver objects."""
+    """One GPU, in torch's primary context. Driver errors raise KernelUnavailableError."""
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -26,7 +26,7 @@ class Device:
         capability = torch.cuda.get_device_capability(index)
         if capability < OLDEST:
             needs, has = (".".join(map(str, version)) for version in (OLDEST, capability))
-            raise KernelUnavailable(
+            raise KernelUnavailableError(
                 f"needs compute capability {needs} or later, {torch.cuda.get_device_name(index)} "
                 f"has {has}"
             )
@@ -88,9 +88,9 @@ def _driver() -> Any:
 
         _checked(driver.cuInit(0))  # finds the library, or does not
     except ImportError as error:
-        raise KernelUnavailable("needs cuda.bindings: pip install cuda-bindings") from error
+        raise KernelUnavailableError("needs cuda.bindings: pip install cuda-bindings") from error
     except RuntimeError as error:
-        raise KernelUnavailable(f"cannot load NVIDIA's driver: {first_line(error)}") from error
+        raise KernelUnavailableError(f"cannot load NVIDIA's driver: {first_line(error)}") from error
     return driver
 
 

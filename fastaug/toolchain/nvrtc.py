@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fastaug.errors import KernelUnavailable, first_line
+from fastaug.errors import KernelUnavailableError, first_line
 from fastaug.toolchain.build import built, digest, source_folder
 
 log = logging.getLogger("fastaug")
@@ -56,7 +56,7 @@ def architecture_for(capability: tuple[int, int], known: Iterable[int] | None = 
         return f"sm_{wanted}"
     older = [architecture for architecture in known if architecture < wanted]
     if not older:
-        raise KernelUnavailable(
+        raise KernelUnavailableError(
             f"NVRTC {nvrtc_version()} compiles for compute capability {min(known) / 10} and up, "
             f"the GPU has {wanted / 10}"
         )
@@ -93,7 +93,7 @@ def compile_kernels(
         messages = said.rstrip(b"\0").decode()
         if result:
             error = next((line for line in messages.splitlines() if "error" in line), result.name)
-            raise KernelUnavailable(f"NVRTC {nvrtc_version()} for {architecture}: {error}")
+            raise KernelUnavailableError(f"NVRTC {nvrtc_version()} for {architecture}: {error}")
         if architecture.startswith("sm_"):
             image = _text(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, handle)
         else:
@@ -114,7 +114,7 @@ def checked(library: str, result: tuple) -> tuple:
     """What a function of NVIDIA's libraries returned besides its error, which must be none."""
     error, *values = result
     if error:
-        raise KernelUnavailable(f"{library}: {error.name}")
+        raise KernelUnavailableError(f"{library}: {error.name}")
     return tuple(values)
 
 
@@ -129,9 +129,9 @@ def _nvrtc() -> Any:
 
         nvrtc.nvrtcVersion()  # finds the library, or does not
     except ImportError as error:
-        raise KernelUnavailable("needs cuda.bindings: pip install cuda-bindings") from error
+        raise KernelUnavailableError("needs cuda.bindings: pip install cuda-bindings") from error
     except RuntimeError as error:
-        raise KernelUnavailable(
+        raise KernelUnavailableError(
             f"cannot load NVRTC, which comes with torch: {first_line(error)}"
         ) from error
     return nvrtc

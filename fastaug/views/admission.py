@@ -16,14 +16,14 @@ from torch import Tensor
 
 from fastaug.config import TrainConfig
 from fastaug.errors import DataError
-from fastaug.kernels.admission import KernelReport, device_name, found_before, report_file
+from fastaug.kernels.admission import KernelReport, cached_report, device_name, report_file
 from fastaug.views.batch import VIEW_DTYPES
 from fastaug.views.packed_plan import pictures_of
 from fastaug.views.philox import uniforms
 from fastaug.views.plan import ViewPlans
 from fastaug.views.randaugment import NAMES, draw_operations
 from fastaug.views.reference import reference_views
-from fastaug.views.render_spec import form_of
+from fastaug.views.render_spec import render_spec_of
 
 if TYPE_CHECKING:
     from fastaug.views.engine import ViewEngine
@@ -61,19 +61,19 @@ def compare(engine: ViewEngine, device: torch.device) -> KernelReport:
     return KernelReport(engine.name, device_name(device), worst <= 1, cases, worst_name)
 
 
-def is_admitted(engine: ViewEngine, device: torch.device) -> KernelReport:
+def check_admission(engine: ViewEngine, device: torch.device) -> KernelReport:
     """compare(), or what it found before for this device and these sources."""
     file: Path | None = None
     with suppress(OSError, DataError):
         file = report_file([*engine.sources(), Path(__file__)], engine.name, device)
-    return found_before(engine, device, compare, file)
+    return cached_report(engine, device, compare, file)
 
 
 def _error(engine: ViewEngine, case: _Case, device: torch.device) -> float:
     """The largest difference from the reference, in units of the tolerance; NaN counts as one."""
     images = [image.to(device) for image in case.images]
     pictures, kept = pictures_of(images)
-    form = form_of(case.config)
+    form = render_spec_of(case.config)
     found = engine.start(pictures, case.plans, form, threads=1, kept=kept).finish()
     expected = torch.stack(
         [
@@ -106,7 +106,7 @@ def _cases() -> Iterator[_Case]:
             plans = _plans([[(1, 1, *box), (0, 0, *box)] for box in boxes])
             name = f"{interpolation}{', antialiased' if antialias else ''}, {config.views_dtype}"
             yield _Case(name, [_picture(*size) for size in sizes], plans, config, _RESAMPLED)
-    config = TrainConfig(size=_SIZE, crop="pad", normalise="cifar")
+    config = TrainConfig(size=_SIZE, crop="pad", normalize="cifar")
     plans = _plans([[(-4, 3, _SIZE, _SIZE), (2, -4, _SIZE, _SIZE)]])
     yield _Case("reflected at the edges", [_picture(_SIZE, _SIZE)], plans, config, 0)
     for magnitude in (3.0, 8.0):

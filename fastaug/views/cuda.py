@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastaug.errors import KernelUnavailable
+from fastaug.errors import KernelUnavailableError
 from fastaug.toolchain import cuda_driver, nvrtc
 from fastaug.toolchain.cuda_driver import Device
 from fastaug.views import launch
@@ -22,7 +22,7 @@ from fastaug.views import packed_plan as records
 from fastaug.views.launch import form_structure, needs_of, plan_launch
 from fastaug.views.packed_plan import Pictures
 from fastaug.views.plan import ViewPlans
-from fastaug.views.render_spec import ViewForm
+from fastaug.views.render_spec import RenderSpec
 
 DTYPES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 VIEWS = nvrtc.Program(
@@ -73,7 +73,7 @@ class CudaViews:
             return "needs an NVIDIA GPU"
         try:
             self._gpu.load(VIEWS, "views_f32")  # shows that one can be compiled and loaded
-        except KernelUnavailable as error:
+        except KernelUnavailableError as error:
             return str(error)
         return None
 
@@ -83,7 +83,7 @@ class CudaViews:
         return (*VIEWS.sources(), *map(Path, python))
 
     def start(
-        self, pictures: Pictures, plans: ViewPlans, form: ViewForm, *, threads: int, kept: Any
+        self, pictures: Pictures, plans: ViewPlans, form: RenderSpec, *, threads: int, kept: Any
     ) -> StartedViews:
         """Begin to make views. threads are for CPUs."""
         self._let_go()

@@ -13,15 +13,15 @@ import torch
 from torch import Tensor
 
 from fastaug.config import TrainConfig
-from fastaug.errors import ConfigError, DataError, KernelUnavailable
+from fastaug.errors import ConfigError, DataError, KernelUnavailableError
 from fastaug.kernels.admission import KernelReport
 from fastaug.runtime.cores import core_count
-from fastaug.views.admission import is_admitted
+from fastaug.views.admission import check_admission
 from fastaug.views.native import NativeViews
 from fastaug.views.packed_plan import Pictures, check_images, check_plan, pictures_of
 from fastaug.views.philox import TRAIN_VIEWS
 from fastaug.views.plan import ViewPlans, draw_plans
-from fastaug.views.render_spec import Border, Interpolation, Normalisation, ViewForm
+from fastaug.views.render_spec import Border, Interpolation, Normalization, RenderSpec
 
 log = logging.getLogger("fastaug")
 
@@ -47,20 +47,20 @@ class ViewEngine(Protocol):
         """The files that decide what it makes."""
 
     def start(
-        self, pictures: Pictures, plans: ViewPlans, form: ViewForm, *, threads: int, kept: Any
+        self, pictures: Pictures, plans: ViewPlans, form: RenderSpec, *, threads: int, kept: Any
     ) -> StartedViews:
         """Begin, beside the caller. kept: owns the pictures' memory."""
 
 
 def fused_engine(device: torch.device) -> ViewEngine:
-    """The admitted engine of a device, or KernelUnavailable with the reason."""
+    """The admitted engine of a device, or KernelUnavailableError with the reason."""
     engine = engine_of(device)
     if reason := engine.why_not():
-        raise KernelUnavailable(f"fused views on {device.type}: {reason}")
-    report = _reports.get((engine.name, device)) or is_admitted(engine, device)
+        raise KernelUnavailableError(f"fused views on {device.type}: {reason}")
+    report = _reports.get((engine.name, device)) or check_admission(engine, device)
     _reports[engine.name, device] = report
     if not report.admitted:
-        raise KernelUnavailable(str(report))
+        raise KernelUnavailableError(str(report))
     return engine
 
 
@@ -68,7 +68,7 @@ def fused_engine(device: torch.device) -> ViewEngine:
 def engine_of(device: torch.device) -> ViewEngine:
     """Not yet admitted, and perhaps not able to run."""
     if device.type not in ("cpu", "cuda"):
-        raise KernelUnavailable(f"fused views are made on cpu and cuda, not on {device.type}")
+        raise KernelUnavailableError(f"fused views are made on cpu and cuda, not on {device.type}")
     if device.type == "cuda":
         from fastaug.views.cuda import CudaViews
 
@@ -76,7 +76,7 @@ def engine_of(device: torch.device) -> ViewEngine:
     return NativeViews()
 
 
-def choose_engine(config: TrainConfig, device: torch.device) -> ViewEngine | None:
+def resolve_engine(config: TrainConfig, device: torch.device) -> ViewEngine | None:
     """What --views-engine means here, which is said; None: DALI's operators."""
     if config.views_engine == "dali":
         _say("views engine: dali")
@@ -86,9 +86,9 @@ def choose_engine(config: TrainConfig, device: torch.device) -> ViewEngine | Non
         return None
     try:
         engine = fused_engine(device)
-    except KernelUnavailable as error:
+    except KernelUnavailableError as error:
         if config.views_engine == "fused":
-            raise KernelUnavailable(f"{error}; use --views-engine dali, or auto") from error
+            raise KernelUnavailableError(f"{error}; use --views-engine dali, or auto") from error
         _say(f"views engine: dali ({error})", logging.WARNING)
         return None
     _say(f"views engine: fused ({engine.name})")
@@ -135,7 +135,7 @@ def make_views(
     interpolation: Interpolation = "bicubic",
     antialias: bool = False,
     border: Border = "reflect",
-    normalise: Normalisation | None = "imagenet",
+    normalize: Normalization | None = "imagenet",
     dtype: torch.dtype = torch.float32,
     threads: int | None = None,
 ) -> Tensor:
@@ -146,7 +146,7 @@ def make_views(
     """
     check_images(images)
     device = check_plan(images, plan)
-    form = ViewForm(interpolation, antialias, border, normalise, dtype)
+    form = RenderSpec(interpolation, antialias, border, normalize, dtype)
     pictures, kept = pictures_of(images)
     if threads is not None and threads < 1:
         raise ConfigError(f"threads must be at least 1, got {threads}")

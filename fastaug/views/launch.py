@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fastaug.views.packed_plan import LAYER, NEEDS_ROOM, VIEW
-from fastaug.views.render_spec import BORDERS, ViewForm
+from fastaug.views.render_spec import BORDERS, RenderSpec
 
 WARP = 32
 MOST_WARPS = 12
@@ -49,7 +49,7 @@ class Places(Structure):
     )
 
 
-def form_structure(form: ViewForm, size: int, layers: int) -> Form:
+def form_structure(form: RenderSpec, size: int, layers: int) -> Form:
     border, cubic = BORDERS.index(form.border), form.interpolation == "bicubic"
     means, factors = (c_float * 3)(*form.mean), (c_float * 3)(*form.factor)
     return Form(size, layers, border, cubic, form.antialias, means, factors)
@@ -72,7 +72,7 @@ class Needs(NamedTuple):
         return 4 * int((self.fixed + np.maximum(strip_rows * self.row, _TABLES)).max())
 
 
-def needs_of(views: np.ndarray, layers: np.ndarray, form: ViewForm, size: int) -> Needs:
+def needs_of(views: np.ndarray, layers: np.ndarray, form: RenderSpec, size: int) -> Needs:
     """Of VIEW and LAYER records, one view at least."""
     assert views.dtype == VIEW
     assert layers.dtype == LAYER
@@ -93,7 +93,7 @@ def needs_of(views: np.ndarray, layers: np.ndarray, form: ViewForm, size: int) -
     )
 
 
-def _taps(source: np.ndarray, size: int, form: ViewForm) -> np.ndarray:
+def _taps(source: np.ndarray, size: int, form: RenderSpec) -> np.ndarray:
     """Of `Side` in cuda/resample.h."""
     scale = source / size
     widen = np.maximum(scale, 1) if form.antialias else np.ones_like(scale)

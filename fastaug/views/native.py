@@ -15,7 +15,7 @@ from fastaug.toolchain.cpp import FLAGS, build_library, open_library, why_not
 from fastaug.views import packed_plan as records
 from fastaug.views.packed_plan import Pictures
 from fastaug.views.plan import ViewPlans
-from fastaug.views.render_spec import BORDERS, ViewForm
+from fastaug.views.render_spec import BORDERS, RenderSpec
 
 _HEADERS = ("values.h", "levels.h", "resample.h", "block.h", "operations.h", "views.h")
 # Sums are rounded one by one, as Pillow rounds them.
@@ -64,7 +64,7 @@ class NativeViews:
         return Path(__file__), Path(records.__file__), _build()
 
     def start(
-        self, pictures: Pictures, plans: ViewPlans, form: ViewForm, *, threads: int, kept: Any
+        self, pictures: Pictures, plans: ViewPlans, form: RenderSpec, *, threads: int, kept: Any
     ) -> StartedViews:
         """Begin to make views, with so many threads beside the caller."""
         views, layers = records.encode_views(pictures, plans), records.encode_layers(plans)

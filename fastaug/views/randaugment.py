@@ -1,7 +1,7 @@
 """RandAugment: which operations a view gets, and NFNet's 16 of them on uint8 images.
 
 Operations are drawn uniformly with replacement and always applied. Geometry takes the nearest
-pixel, and 128 from outside. Colour operations are Pillow's, which NFNet's TensorFlow versions
+pixel, and 128 from outside. Color operations are Pillow's, which NFNet's TensorFlow versions
 follow to within one level; except for contrast, which there blends with the number of pixels / 256
 where Pillow takes the mean grey level, as was meant. At the paper's magnitude of 5 that operation
 changes nothing either way.
@@ -86,8 +86,8 @@ def _levels(strength: float, size: int) -> dict[str, float]:
 
 def _cutout_boxes(numbers: np.ndarray, reach: int, size: int) -> np.ndarray:
     """left, top, right, bottom of squares around any pixel, clipped to the view."""
-    centre = np.floor(numbers[..., [2, 1]] * size)
-    return np.concatenate([centre - reach, centre + reach], axis=-1).clip(0, size)
+    center = np.floor(numbers[..., [2, 1]] * size)
+    return np.concatenate([center - reach, center + reach], axis=-1).clip(0, size)
 
 
 def argument_count(name: str) -> int:
@@ -120,9 +120,9 @@ def affine(name: str, value: np.ndarray | float, size: int) -> np.ndarray:
         "translate_x": (one, zero, value, zero, one, zero),
         "translate_y": (one, zero, zero, zero, one, value),
     }
-    if name == "rotate":  # about the centre of the view
-        cos, sin, centre = np.cos(np.radians(value)), np.sin(np.radians(value)), (size - 1) / 2
-        row = (cos, -sin, centre * (1 - cos + sin), sin, cos, centre * (1 - sin - cos))
+    if name == "rotate":  # about the center of the view
+        cos, sin, center = np.cos(np.radians(value)), np.sin(np.radians(value)), (size - 1) / 2
+        row = (cos, -sin, center * (1 - cos + sin), sin, cos, center * (1 - sin - cos))
     else:
         row = rows[name]
     matrix = np.stack(row, axis=-1).reshape(*value.shape, 2, 3)

@@ -14,7 +14,7 @@ from fastaug.config import TrainConfig
 from fastaug.views.plan import PAD, ViewPlan
 from fastaug.views.randaugment import apply_operations
 
-NORMALISATION = {
+NORMALIZATION = {
     "imagenet": ((123.675, 116.28, 103.53), (58.395, 57.12, 57.375)),
     "cifar": ((125.3, 123.0, 113.9), (63.0, 62.1, 66.7)),
 }
@@ -26,13 +26,13 @@ LEVEL_TIE = 0.003
 
 
 def reference_views(image: np.ndarray, plans: Sequence[ViewPlan], config: TrainConfig) -> Tensor:
-    """image: [H, W, 3] uint8, K plans -> normalised views: [K, S, S, 3] fp32."""
+    """image: [H, W, 3] uint8, K plans -> normalized views: [K, S, S, 3] fp32."""
     margin = 0
     if config.crop == "pad":
         margin = PAD
         image = np.pad(image, ((PAD, PAD), (PAD, PAD), (0, 0)), mode="reflect")
     levels = torch.from_numpy(image.astype(np.float32))
-    mean, deviation = (torch.tensor(values) for values in NORMALISATION[config.normalise])
+    mean, deviation = (torch.tensor(values) for values in NORMALIZATION[config.normalize])
     views = torch.empty(len(plans), config.size, config.size, 3)
     for view, plan in zip(views, plans, strict=True):
         top, left = plan.top + margin, plan.left + margin
@@ -42,17 +42,17 @@ def reference_views(image: np.ndarray, plans: Sequence[ViewPlan], config: TrainC
     return views.sub_(mean).mul_(1 / deviation)
 
 
-def denormalise(views: Tensor, config: TrainConfig) -> Tensor:
-    """[..., 3, H, W] normalised -> the same in uint8 levels, to look at."""
+def denormalize(views: Tensor, config: TrainConfig) -> Tensor:
+    """[..., 3, H, W] normalized -> the same in uint8 levels, to look at."""
     mean, deviation = (
         torch.tensor(values, device=views.device)[:, None, None]
-        for values in NORMALISATION[config.normalise]
+        for values in NORMALIZATION[config.normalize]
     )
     return (views.float() * deviation + mean).round_().clamp_(0, 255).to(torch.uint8)
 
 
 def _make_view(view: Tensor, plan: ViewPlan, config: TrainConfig) -> Tensor:
-    """view: the crop [H, W, 3] in levels -> [S, S, 3], in levels, not yet normalised."""
+    """view: the crop [H, W, 3] in levels -> [S, S, 3], in levels, not yet normalized."""
     if (plan.height, plan.width) != (config.size, config.size):
         view = resize(view, config.size, config.interpolation, config.antialias)
     if plan.flip:
@@ -91,7 +91,7 @@ def _weighted_sum(image: Tensor, dim: int, taps: Taps) -> Tensor:
 
 @lru_cache(maxsize=4096)
 def _taps(length: int, size: int, interpolation: str, antialias: bool) -> Taps:
-    """Pixel centres at half integers, weights that sum to 1, edge pixels repeated beyond the edge.
+    """Pixel centers at half integers, weights that sum to 1, edge pixels repeated beyond the edge.
 
     With antialias the filter is as wide as the pixels of the view when these are the larger ones,
     so that every source pixel counts.
@@ -99,11 +99,11 @@ def _taps(length: int, size: int, interpolation: str, antialias: bool) -> Taps:
     weigh, radius = _FILTERS[interpolation]
     scale = length / size
     widen = max(scale, 1.0) if antialias else 1.0
-    centre = ((torch.arange(size, dtype=torch.float64) + 0.5) * scale)[:, None]
+    center = ((torch.arange(size, dtype=torch.float64) + 0.5) * scale)[:, None]
     reach = radius * widen
-    first = torch.floor(centre - reach - 0.5) + 1
+    first = torch.floor(center - reach - 0.5) + 1
     source = first + torch.arange(math.ceil(2 * reach))
-    weight = weigh(((source + 0.5 - centre) / widen).abs().clamp(max=radius))
+    weight = weigh(((source + 0.5 - center) / widen).abs().clamp(max=radius))
     weight = (weight / weight.sum(1, keepdim=True)).float()
     source = source.clamp(0, length - 1).long()
     return [(source[:, tap], weight[:, tap, None]) for tap in range(source.shape[1])]

@@ -12,11 +12,11 @@ import torch
 from fastaug.config import TrainConfig
 from fastaug.errors import ConfigError, suggest
 from fastaug.views.batch import VIEW_DTYPES
-from fastaug.views.reference import NORMALISATION
+from fastaug.views.reference import NORMALIZATION
 
 Interpolation = Literal["bilinear", "bicubic"]
 Border = Literal["reflect", "mirror", "edge", "fill"]
-Normalisation = Literal["imagenet", "cifar"]
+Normalization = Literal["imagenet", "cifar"]
 INTERPOLATIONS: tuple[str, ...] = get_args(Interpolation)
 BORDERS: tuple[str, ...] = get_args(Border)
 """In the order of `Border` in cuda/views.h."""
@@ -24,7 +24,7 @@ _AS_THEY_ARE = ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 
 
 @dataclass(frozen=True)
-class ViewForm:
+class RenderSpec:
     interpolation: Interpolation = "bicubic"
     antialias: bool = False
     """Shrinking widens the filter, as in Pillow; which leaves out what lies beyond the crop, where
@@ -32,7 +32,7 @@ class ViewForm:
     border: Border = "reflect"
     """What lies beyond the image where a box reaches beyond it. reflect: the image mirrored without
     its edge pixel; mirror: with it; edge: the edge pixel repeated; fill: 128."""
-    normalise: Normalisation | None = "imagenet"
+    normalize: Normalization | None = "imagenet"
     """Whose means and deviations; None leaves levels of 0 to 255."""
     dtype: torch.dtype = torch.float32
 
@@ -40,7 +40,7 @@ class ViewForm:
         for name, value, allowed in (
             ("interpolation", self.interpolation, INTERPOLATIONS),
             ("border", self.border, BORDERS),
-            ("normalise", self.normalise, (*NORMALISATION, None)),
+            ("normalize", self.normalize, (*NORMALIZATION, None)),
             ("dtype", self.dtype, tuple(VIEW_DTYPES.values())),
         ):
             if value not in allowed:
@@ -50,20 +50,20 @@ class ViewForm:
     @cached_property
     def mean(self) -> tuple[float, ...]:
         """Of each channel, in fp32."""
-        mean, _ = NORMALISATION[self.normalise] if self.normalise else _AS_THEY_ARE
+        mean, _ = NORMALIZATION[self.normalize] if self.normalize else _AS_THEY_ARE
         return tuple(np.array(mean, np.float32).tolist())
 
     @cached_property
     def factor(self) -> tuple[float, ...]:
         """What the difference to the mean is multiplied by; rounded as DALI and torch do."""
-        _, deviation = NORMALISATION[self.normalise] if self.normalise else _AS_THEY_ARE
+        _, deviation = NORMALIZATION[self.normalize] if self.normalize else _AS_THEY_ARE
         return tuple((1 / np.array(deviation, np.float32)).tolist())
 
 
-def form_of(config: TrainConfig) -> ViewForm:
-    return ViewForm(
+def render_spec_of(config: TrainConfig) -> RenderSpec:
+    return RenderSpec(
         interpolation=config.interpolation,
         antialias=config.antialias,
-        normalise=config.normalise,
+        normalize=config.normalize,
         dtype=VIEW_DTYPES[config.views_dtype],
     )

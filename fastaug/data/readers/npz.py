@@ -54,7 +54,7 @@ class NpzFile:
             size = math.prod(shape) * dtype.itemsize
             if size != entry.file_size - file.tell():
                 raise self._wrong(f"{name} claims {size} bytes, and the zip has another number")
-            # Grey images become colour ones.
+            # Grey images become color ones.
             self._left -= size * (3 if len(shape) == 3 or shape[3:] == (1,) else 1)
             if self._left < 0:
                 raise self._wrong(

@@ -18,7 +18,7 @@ from fastaug.runtime.cache import cache_dir
 VERSION = 1
 """Part of an index's name: a change of what is found takes a new one."""
 
-MAX_IMAGE = 2**30  # bytes; 180 megapixels of 16-bit colour, stored raw, are 1.08e9
+MAX_IMAGE = 2**30  # bytes; 180 megapixels of 16-bit color, stored raw, are 1.08e9
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ class Format:
 
 
 FORMATS = (
-    # Compressed tars are recognised, so that they can be refused.
+    # Compressed tars are recognized, so that they can be refused.
     Format("WebDataset (.tar)", r"\.(tar|tar\.\w+|tgz|tbz2?|txz)$", read_samples),
     Format("TFRecord", r"\.(tfrecords?|tfrec)(\.gz)?$|-\d+-of-\d+$", read_examples),
     Format("RecordIO (.rec)", r"\.rec$", read_records, MAGIC),
@@ -82,7 +82,7 @@ def _split_name(file: Path) -> str | None:
     return found[1] if found else None
 
 
-def open_records(root: Path, split: str) -> ImageSet:
+def open_shards(root: Path, split: str) -> ImageSet:
     """A split of a sharded set. The training labels number the classes, for both splits alike."""
     shards, format = _shards(root, split)
     indexes = _indexes(root, shards, format)

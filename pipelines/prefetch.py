@@ -15,7 +15,7 @@ Started = TypeVar("Started")
 Done = TypeVar("Done")
 
 
-def ahead(
+def prefetch(
     name: str,
     items: Iterable[Item],
     depth: int,
