@@ -165,7 +165,7 @@ def _raw_pixels(image: ImageFile.ImageFile) -> tuple[str, int]:
 
 
 def _is_plain(image: ImageFile.ImageFile, header: bytes) -> bool:
-    """Whether DALI decodes it, and to Pillow's levels; tests/test_manifest.py compares the two.
+    """Whether DALI decodes it, and to Pillow's levels; tests/unit/test_scan.py compares the two.
 
     TIFF never is: DALI fails on bilevel, 2 and 4 bits and signed ones, and sees orientation,
     palettes, premultiplied alpha, LA, LAB and 16 bits in another way.

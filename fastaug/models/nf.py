@@ -1,7 +1,7 @@
 """NF-ResNets and NFNet-F0 as DeepMind defines them: timm's networks, with their differences mended.
 
 timm offers most of the definition as options. What no option gives is patched here, each patch with
-its reason; tests/deepmind_port.py writes the definition down a second time, without timm. One
+its reason; tests/helpers/deepmind_port.py has the definition a second time, without timm. One
 difference stays: weights are standardized with 1e-9 added to their variance, DeepMind's with
 variance * fan-in clamped at 1e-4. At initialization their logits are 5e-6 apart or less.
 """

@@ -1,0 +1,433 @@
+"""What is drawn, read back from the axes, against numbers that the test has made up."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.collections import LineCollection
+from PIL import Image
+from run_folders import write_run
+from test_layering import imports
+
+from fastaug import cli, figures
+from fastaug.config import TrainConfig
+from fastaug.experiments.figure_style import render
+from fastaug.experiments.gallery import FIGURES, Drawn, gallery
+from fastaug.experiments.lookup import kl_weight_of
+from fastaug.experiments.results import find_results
+from fastaug.experiments.selection import select_families
+from fastaug.experiments.tables import TABLES
+
+BASE = TrainConfig(
+    recipe="cifar100-wrn-16-4", model="wrn-16-4", data="/data/cifar", views=1, batch_size=64, tta=4
+)
+WITH, WITHOUT = "with the regularizer", "without the regularizer"
+
+
+def measures(top1: float) -> dict[str, float]:
+    """All that an evaluation with 4 views has, each off top1 by its own amount."""
+    found = {"top1": top1, "top5": 0.9, "nll": 1.0, "invariance": 1 - top1}
+    found |= {"tta_top1": top1 + 0.02, "tta_logits_top1": top1 + 0.01}
+    return found | {f"tta_top1_at_{n}": top1 + 0.001 * n for n in (1, 2, 4)}
+
+
+class Runs:
+    """Writes runs with numbered folders."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.count = root, 0
+
+    def add(self, top1: float, *, drop: str = "", **changes: Any) -> None:
+        """drop: a prefix of measures that the run lacks."""
+        found = {n: v for n, v in measures(top1).items() if not drop or not n.startswith(drop)}
+        write_run(self.root / f"run-{self.count}", replace(BASE, **changes), found)
+        self.count += 1
+
+    def draw(self, *only: str) -> list[Drawn]:
+        return gallery(select_families(find_results([self.root])), only)
+
+    def draw_one(self, kind: str) -> Drawn:
+        (drawn,) = self.draw(kind)
+        return drawn
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Runs:
+    return Runs(tmp_path / "runs")
+
+
+@pytest.fixture
+def grid(runs: Runs) -> Runs:
+    """K = 1, 2, 4 of all objectives; two seeds of one setting; logits miss K=2 regularized."""
+    runs.add(0.60)
+    runs.add(0.50, augment="none")
+    for views in (2, 4):
+        for place, average in enumerate(("losses", "probs", "logits")):
+            for weight in (0.0, 1.0):
+                if (views, average, weight) != (2, "logits", 1.0):
+                    top1 = 0.6 + 0.01 * views + 0.001 * place + 0.05 * weight
+                    runs.add(top1, views=views, average=average, kl_weight=weight)
+    runs.add(0.66, views=4, average="losses", kl_weight=0.0, seed=1)  # the other has 0.64
+    return runs
+
+
+def axes(drawn: Drawn) -> list[Axes]:
+    assert drawn.figure is not None
+    return drawn.figure.axes
+
+
+def lines(ax: Axes) -> dict[str, tuple[list[float], list[float]]]:
+    return {
+        str(line.get_gid()): (list(line.get_xdata()), list(line.get_ydata()))
+        for line in ax.get_lines()
+    }
+
+
+def bars(ax: Axes) -> list[tuple[float, float, float]]:
+    """x, low, high."""
+    segments = [
+        segment
+        for found in ax.collections
+        if isinstance(found, LineCollection) and found.get_gid() == "spread"
+        for segment in found.get_segments()
+    ]
+    return [(s[0][0], s[0][1], s[1][1]) for s in segments]
+
+
+def test_accuracy_versus_views(grid: Runs) -> None:
+    drawn = grid.draw_one("accuracy")
+    central, tta = axes(drawn)
+    found = lines(central)
+    assert found[f"losses {WITHOUT}"] == ([1, 2, 4], pytest.approx([60, 62, 65]))
+    assert found[f"losses {WITH}"] == ([1, 2, 4], pytest.approx([60, 67, 69]))
+    assert found[f"probs {WITHOUT}"] == ([1, 2, 4], pytest.approx([60, 62.1, 64.1]))
+    assert found[f"logits {WITH}"][1] == pytest.approx([60, math.nan, 69.2], nan_ok=True)
+    assert found["K = 1"] == ([1], [60])
+    assert found["no augmentation"] == ([1], [50])
+    assert len(found) == 8
+    assert bars(central) == [(4, pytest.approx(64), pytest.approx(66))]
+    assert lines(tta)[f"losses {WITHOUT}"][1] == pytest.approx([62, 64, 67])
+    assert central.get_ylabel() == "top-1 accuracy (%)"
+    assert [tick.get_text() for tick in central.get_xticklabels()] == ["1", "2", "4"]
+    assert central.get_xscale() == "log"
+    assert "TTA with 4 views" in tta.get_title()
+    assert list(drawn.notes) == [f"not run at K = 2: average logits {WITH}"]
+    assert "1 to 2 seeds" in drawn.caption
+    assert drawn.name == "accuracy-wrn-16-4-on-cifar"
+
+
+def test_objectives_differ_by_more_than_color(grid: Runs) -> None:
+    (central, _) = axes(grid.draw_one("accuracy"))
+    by_gid = {str(line.get_gid()): line for line in central.get_lines()}
+    of = [by_gid[f"{average} {WITH}"] for average in ("losses", "probs", "logits")]
+    assert len({line.get_marker() for line in of}) == len({line.get_color() for line in of}) == 3
+    assert {line.get_linestyle() for line in of} == {"-"}
+    assert by_gid[f"losses {WITHOUT}"].get_linestyle() == "--"
+    assert by_gid["no augmentation"].get_marker() == "+"
+
+
+def test_invariance_is_in_nats(grid: Runs) -> None:
+    (ax,) = axes(grid.draw_one("invariance"))
+    assert lines(ax)[f"losses {WITHOUT}"][1] == pytest.approx([0.4, 0.38, 0.35])
+    assert lines(ax)["no augmentation"] == ([1], [0.5])
+    assert "nats" in ax.get_ylabel()
+
+
+def test_extended_has_both_averages_of_views(grid: Runs) -> None:
+    panels = {
+        ax.get_title(): lines(ax)[f"probs {WITH}"][1][-1] for ax in axes(grid.draw_one("extended"))
+    }
+    assert panels == {
+        "central crop": pytest.approx(69.1),
+        "invariance (lower is better)": pytest.approx(0.309),
+        "TTA with 4 views, averaged probabilities": pytest.approx(71.1),
+        "TTA with 4 views, averaged logits": pytest.approx(70.1),
+    }
+
+
+def test_runs_without_views_at_test_time_leave_a_panel_out(runs: Runs) -> None:
+    runs.add(0.6, drop="tta")
+    runs.add(0.7, drop="tta", views=2, kl_weight=0.0)
+    drawn = runs.draw_one("accuracy")
+    assert [ax.get_title() for ax in axes(drawn)] == ["central crop"]
+    assert any("no run has tta_top1" in note for note in drawn.notes)
+    assert runs.draw_one("test-views").figure is None
+
+
+def test_one_multiplicity_is_no_curve(runs: Runs) -> None:
+    runs.add(0.6, views=4)
+    drawn = runs.draw_one("accuracy")
+    assert drawn.figure is None
+    assert drawn.notes == ("K = 4 is all that was run, which makes no curve",)
+
+
+def test_kl_weight(runs: Runs) -> None:
+    """probs have two weights alone, and K=2 has fewer runs than K=4."""
+    for weight in (0.0, 0.5, 2.0):
+        runs.add(0.60 + 0.01 * weight, views=4, kl_weight=weight)
+        runs.add(0.50, views=2, kl_weight=weight)
+    runs.add(0.70, views=4, kl_weight=0.5, seed=1)
+    for weight in (0.0, 0.5):
+        runs.add(0.6, views=4, kl_weight=weight, average="probs")
+    accuracy, invariance = axes(runs.draw_one("kl-weight"))
+    assert lines(accuracy) == {f"losses {WITH}": ([0.0, 0.5, 2.0], pytest.approx([60, 65.25, 62]))}
+    assert bars(accuracy) == [(0.5, pytest.approx(60.5), pytest.approx(70))]
+    assert lines(invariance)[f"losses {WITH}"][1] == pytest.approx([0.4, 0.3475, 0.38])
+    assert accuracy.get_xscale() == "linear"
+    assert accuracy.get_xlim()[0] <= 0
+    assert "K = 4" in accuracy.figure.get_suptitle()
+
+
+@pytest.mark.parametrize(
+    ("weights", "taken"),
+    [
+        ([(2, 0.5), (4, 0.5), (4, 1.0)], 1.0),  # the paper's
+        ([(2, 0.5), (4, 0.5), (4, 2.0)], 0.5),  # what most have
+        ([(4, 0.5), (4, 4.0)], 0.5),  # the nearer to the paper's
+        ([(4, 0.1), (4, 1.2)], 1.2),
+        ([(4, 0.0)], 1.0),
+    ],
+)
+def test_which_weight_is_the_regularizer(
+    runs: Runs, weights: list[tuple[int, float]], taken: float
+) -> None:
+    for views, weight in weights:
+        runs.add(0.6, views=views, kl_weight=weight)
+    (selected,) = select_families(find_results([runs.root]))
+    assert kl_weight_of(selected) == taken
+
+
+def test_kl_weight_needs_three(grid: Runs) -> None:
+    drawn = grid.draw_one("kl-weight")
+    assert drawn.figure is None
+    assert "3 KL weights" in drawn.notes[0]
+
+
+def test_views_at_test_time(grid: Runs) -> None:
+    panels = {ax.get_title(): lines(ax) for ax in axes(grid.draw_one("test-views"))}
+    assert list(panels) == ["average losses", "average probs", "average logits"]
+    losses = panels["average losses"]
+    assert losses[f"losses {WITHOUT}"] == ([1, 2, 4], pytest.approx([65.1, 65.2, 65.4]))
+    assert losses[f"losses {WITH}"] == ([1, 2, 4], pytest.approx([69.1, 69.2, 69.4]))
+    assert losses[f"central crop {WITHOUT}"][1] == pytest.approx([65, 65, 65])
+    assert losses[f"central crop {WITH}"][1] == pytest.approx([69, 69, 69])
+    (ax, *_) = axes(grid.draw_one("test-views"))
+    markers = {
+        str(line.get_gid()): (line.get_marker(), line.get_linestyle()) for line in ax.get_lines()
+    }
+    assert markers[f"central crop {WITH}"] == ("^", "-")
+    assert markers[f"central crop {WITHOUT}"] == ("o", "--")
+
+
+def test_capacity(runs: Runs) -> None:
+    tops = {
+        "wrn-16-4": 0.60,
+        "wrn-16-8": 0.62,
+        "wrn-16-16": 0.64,
+        "wrn-22-4": 0.61,
+        "wrn-28-4": 0.65,
+    }
+    for model, top1 in tops.items():
+        runs.add(top1, views=16, model=model, kl_weight=0.0, recipe=f"cifar100-{model}")
+        if model != "wrn-16-8":
+            runs.add(top1 + 0.1, views=16, model=model, kl_weight=1.0)
+    runs.add(0.9, model="wrn-40-4", views=16, data="/data/other")  # other images
+    runs.add(0.9, model="wrn-40-4", views=16, weight_decay=0.1)  # trained otherwise
+    runs.add(0.9, model="wrn-10-4", views=1)  # another K
+    drawn = runs.draw_one("capacity")
+    width, depth, width_invariance, _ = axes(drawn)
+    assert lines(width) == {
+        f"losses {WITHOUT}": ([4, 8, 16], pytest.approx([60, 62, 64])),
+        f"losses {WITH}": ([4, 8, 16], pytest.approx([70, math.nan, 74], nan_ok=True)),
+    }
+    assert lines(depth)[f"losses {WITHOUT}"] == ([16, 22, 28], pytest.approx([60, 61, 65]))
+    assert lines(width_invariance)[f"losses {WITHOUT}"][1] == pytest.approx([0.4, 0.38, 0.36])
+    assert width.get_title().startswith("depth 16")
+    assert depth.get_title().startswith("width 4")
+    assert f"average losses {WITH} has no top1 at width 8" in drawn.notes
+
+
+def test_capacity_needs_two_networks(grid: Runs) -> None:
+    (drawn,) = grid.draw("capacity")
+    assert drawn.figure is None
+
+
+def test_randaugment_has_a_row_for_each_network(runs: Runs) -> None:
+    for model in ("nf_resnet101", "nfnet_f0"):
+        for views in (1, 2):
+            top1 = 0.7 + 0.01 * views
+            runs.add(top1, model=model, views=views, augment="randaugment", kl_weight=0.0)
+    runs.add(0.9, model="nf_resnet101", views=2, augment="randaugment", average="probs")
+    runs.add(0.9, views=2)
+    drawn = runs.draw_one("randaugment")
+    titles = [ax.get_title() for ax in axes(drawn)]
+    assert titles == [
+        "nf_resnet101, central crop",
+        "nf_resnet101, invariance (lower is better)",
+        "nfnet_f0, central crop",
+        "nfnet_f0, invariance (lower is better)",
+    ]
+    for ax in axes(drawn)[::2]:
+        assert lines(ax) == {
+            f"losses {WITHOUT}": ([1, 2], pytest.approx([71, 72])),
+            "K = 1": ([1], [pytest.approx(71)]),
+        }
+    assert drawn.name == "randaugment-cifar"
+
+
+def test_no_randaugment_is_said(grid: Runs) -> None:
+    (drawn,) = grid.draw("randaugment")
+    assert drawn.figure is None
+    assert drawn.notes == ("no runs with --augment randaugment",)
+
+
+def test_without_runs_there_is_the_toy_example(tmp_path: Path) -> None:
+    assert [drawn.name for drawn in gallery([])] == ["toy"]
+
+
+def test_names_are_unique(runs: Runs) -> None:
+    """Two data sets whose folders have one name, trained unlike."""
+    for decay in (0.1, 0.2):
+        runs.add(0.6, weight_decay=decay)
+        runs.add(0.7, weight_decay=decay, views=2)
+        runs.add(0.7, weight_decay=decay, views=2, model="wrn-16-8")
+    names = [drawn.name for drawn in runs.draw()]
+    assert len(set(names)) == len(names)
+    assert {"capacity-cifar", "capacity-cifar-2"} <= set(names)
+
+
+@pytest.mark.parametrize("kind", ["toy", "accuracy", "invariance", "extended", "test-views"])
+def test_no_text_is_cut_and_the_legend_covers_no_panel(grid: Runs, kind: str) -> None:
+    figure = grid.draw_one(kind).figure
+    assert figure is not None
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    shown = figure.get_tightbbox(canvas.get_renderer())
+    width, height = figure.get_size_inches()
+    assert 0 <= shown.x0 < shown.x1 <= width
+    assert 0 <= shown.y0 < shown.y1 <= height
+    (legend,) = figure.legends
+    below = [legend.get_window_extent(), *(text.get_window_extent() for text in figure.texts)]
+    for covered in below:
+        for ax in figure.axes:
+            assert not covered.overlaps(ax.get_tightbbox())
+
+
+def test_a_name_with_dollars_is_no_formula(runs: Runs) -> None:
+    runs.add(0.6, data="/data/$x_{$")
+    runs.add(0.7, data="/data/$x_{$", views=2)
+    drawn = runs.draw_one("accuracy")
+    assert drawn.figure is not None
+    assert render(drawn.figure, "png").startswith(b"\x89PNG")
+
+
+def test_rendering_is_the_same_twice(grid: Runs) -> None:
+    drawn = [grid.draw_one("invariance").figure for _ in range(2)]
+    assert drawn[0] is not None
+    assert drawn[1] is not None
+    for kind in ("png", "svg"):
+        assert render(drawn[0], kind) == render(drawn[1], kind)  # type: ignore[arg-type]
+
+
+def test_the_command_writes_and_lists(
+    grid: Runs, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (grid.root / "half").mkdir()
+    (grid.root / "half" / "config.json").write_text(json.dumps(BASE.to_dict()))
+    only = ["--only", "invariance", "kl-weight", "results"]
+    assert figures.main([str(grid.root), *only]) == 0
+    said = capsys.readouterr().out.splitlines()
+    out = grid.root / "figures"
+    stem = "invariance-wrn-16-4-on-cifar"
+    names = [f"{stem}.png", f"{stem}.svg", "results.md", "results.tex", "figures.md"]
+    assert said[-len(names) :] == [str(out / name) for name in names]
+    assert sorted(file.name for file in out.iterdir()) == sorted(names)
+    assert said[0].startswith("1 run left out: ")
+    assert "half (not finished" in said[0]
+    assert any(line.startswith("kl-weight-wrn-16-4-on-cifar: not drawn: ") for line in said)
+    with Image.open(out / f"{stem}.png") as image:
+        assert image.width == 660  # 3.3 inches of 200 dpi
+        assert len(np.unique(np.asarray(image.convert("RGB")).reshape(-1, 3), axis=0)) > 10
+    page = (out / "figures.md").read_text()
+    assert f"![]({stem}.png)" in page
+    assert "### Results" in page
+
+
+def test_a_folder_without_runs_gives_the_toy_example(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert figures.main([str(tmp_path), "--out", str(tmp_path / "a" / "b")]) == 0
+    said = capsys.readouterr().out
+    assert "no finished run" in said
+    assert {file.name for file in (tmp_path / "a" / "b").iterdir()} == {
+        "toy.png",
+        "toy.svg",
+        "figures.md",
+    }
+
+
+def error_of(args: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    assert cli.run(figures.main, args) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    return said
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["/nowhere"], "/nowhere: no such folder"),
+        ([], "no RUNS given"),
+        ([".", "--only", "acuracy"], "did you mean accuracy?"),
+        ([".", "--select-on", "train"], "--select-on"),
+    ],
+)
+def test_mistakes_are_one_line(
+    args: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert said in error_of(args, capsys)
+
+
+def test_a_folder_that_cannot_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    args = [str(tmp_path), "--only", "toy", "--out", str(tmp_path / "file")]
+    assert "cannot be written" in error_of(args, capsys)
+
+
+def test_without_matplotlib_the_error_says_what_to_install(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real: Callable[..., Any] = builtins.__import__
+
+    def without(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name.split(".")[0] == "matplotlib":
+            raise ImportError(name)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    assert "pip install 'fastaug[paper]'" in error_of([str(tmp_path)], capsys)
+
+
+def test_the_help_names_every_figure_and_table(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        figures.main(["--help"])
+    words = set(capsys.readouterr().out.replace(",", " ").replace(";", " ").split())
+    assert {*FIGURES, *TABLES} <= words
+
+
+@pytest.mark.parametrize("file", sorted(Path(figures.__file__).parent.glob("experiments/*.py")))
+def test_importing_needs_no_matplotlib(file: Path) -> None:
+    """Nor does the rest of fastaug; TYPE_CHECKING is not the top level."""
+    assert not [name for name, top in imports(file.read_text()) if top and "matplotlib" in name]

@@ -1,0 +1,133 @@
+"""One process at a time in a run folder, and what the next one finds there."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from states import state_of, step_in
+
+from fastaug.config import TrainConfig
+from fastaug.errors import ConfigError
+from fastaug.runs import lock as folder_lock
+from fastaug.runs.checkpoint_writer import CheckpointWriter, newest_checkpoint
+from fastaug.runs.folder import RunFolder
+from fastaug.runs.lock import FolderLock, wait_until_free
+
+Tiny = Callable[..., TrainConfig]
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+def save(folder: Path, step: int) -> None:
+    saver = CheckpointWriter(folder, keep=3, say=print)
+    saver.save(state_of(step))
+    saver.close()
+
+
+@contextmanager
+def another_that_ends(folder: Path, at_the_end: Callable[[], None]) -> Iterator[None]:
+    """Somebody else has the folder for half a second. The system keeps two opened folders apart,
+    whichever process they are of."""
+    lock = FolderLock(folder, print)
+
+    def end() -> None:
+        time.sleep(0.5)
+        at_the_end()
+        lock.release()
+
+    thread = threading.Thread(target=end)
+    thread.start()
+    yield
+    thread.join()
+
+
+def test_one_at_a_time(
+    tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch, tiny: Tiny
+) -> None:
+    monkeypatch.setattr(folder_lock, "PATIENCE", 0.5)
+    run = RunFolder(tmp_path, tiny(), say=print)
+    for begin in (
+        lambda: FolderLock(tmp_path, said.append),
+        lambda: wait_until_free(tmp_path, said.append),
+        lambda: RunFolder(tmp_path, tiny(), say=said.append),
+        lambda: newest_checkpoint(tmp_path, said.append),
+    ):
+        said.clear()
+        with pytest.raises(ConfigError, match="another process trains in it; end that one, or"):
+            begin()
+        assert said == [f"{tmp_path}: another process trains in it; waiting for up to 0.5 s"]
+    run.close()
+    said.clear()
+    lock = FolderLock(tmp_path, said.append)
+    assert (lock.waited, said) == (False, [])
+    lock.release()
+
+
+def test_a_process_that_was_killed_holds_nothing(tmp_path: Path, said: list[str]) -> None:
+    fork = multiprocessing.get_context("fork")
+    ready = fork.Event()
+
+    def hold() -> None:
+        FolderLock(tmp_path, print)
+        ready.set()
+        time.sleep(60)
+
+    process = fork.Process(target=hold, daemon=True)
+    process.start()
+    assert ready.wait(60)
+    os.kill(process.pid or 0, signal.SIGKILL)
+    process.join()
+    wait_until_free(tmp_path, said.append)
+    assert said == []
+
+
+def test_a_run_that_ended_meanwhile_is_not_written_over(
+    tmp_path: Path, said: list[str], tiny: Tiny
+) -> None:
+    """Two are started in one folder, which holds no checkpoint yet when the second one looks."""
+    metrics = tmp_path / "metrics.jsonl"
+
+    def finish() -> None:
+        metrics.write_text("what the first one has measured\n")
+        save(tmp_path, 8)
+
+    with another_that_ends(tmp_path, finish):
+        with pytest.raises(ConfigError, match="holds a run already; continue it with --resume"):
+            RunFolder(tmp_path, tiny(), say=said.append)
+        assert len(said) == 1
+    assert metrics.read_text() == "what the first one has measured\n"
+    wait_until_free(tmp_path, pytest.fail)  # it holds what it may not have no longer
+
+
+def test_the_last_checkpoint_is_that_of_the_one_before(tmp_path: Path, said: list[str]) -> None:
+    """One that is being ended, and saves, while its successor starts."""
+    save(tmp_path, 4)
+    with another_that_ends(tmp_path, lambda: save(tmp_path, 8)):
+        newest = newest_checkpoint(tmp_path, said.append)
+        assert len(said) == 1
+    assert newest is not None
+    assert step_in(newest) == 8
+
+
+def test_a_checkpoint_that_was_named_and_is_old_by_now(
+    tmp_path: Path, said: list[str], tiny: Tiny
+) -> None:
+    save(tmp_path, 4)
+    with (
+        another_that_ends(tmp_path, lambda: save(tmp_path, 8)),
+        pytest.raises(ConfigError, match="to step 8; give the same command again to go on"),
+    ):
+        RunFolder(tmp_path, tiny(), say=said.append, resume_step=4)
+    # Of a folder that nobody had, an older one may be chosen.
+    RunFolder(tmp_path, tiny(), say=pytest.fail, resume_step=4).close()

@@ -1,0 +1,212 @@
+"""Steps whose loss or gradient is no number: as if they had not been, and said."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ranks import run_ranks
+from torch import Tensor
+
+from fastaug.config import TrainConfig
+from fastaug.data.sources import open_split
+from fastaug.engine import learner, trainer
+from fastaug.engine.learner import Learner
+from fastaug.engine.loaders import build_loader
+from fastaug.engine.trainer import Trainer
+from fastaug.errors import NonFiniteError
+from fastaug.kernels.objective import ObjectiveTerms
+from fastaug.runs.checkpoint import load_checkpoint
+from fastaug.runtime.distributed import Group
+from fastaug.views.batch import ViewBatch
+
+Tiny = Callable[..., TrainConfig]
+
+
+class Poisoned:
+    """A loader in whose first epoch the views of some images are no numbers."""
+
+    def __init__(self, loader: Any, images: set[int]) -> None:
+        self.loader, self.poisonous = loader, torch.tensor(sorted(images))
+
+    def __iter__(self) -> Iterator[ViewBatch]:
+        is_first = self.loader.epoch == 0
+        for batch in self.loader:
+            hit = torch.isin(batch.indices, self.poisonous)
+            if hit.any() and is_first:
+                batch.views[hit] = math.nan
+            yield batch
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.loader, name)
+
+
+def poison(monkeypatch: pytest.MonkeyPatch | None, images: set[int]) -> None:
+    def build(*args: Any, **named: Any) -> Poisoned:
+        return Poisoned(build_loader(*args, **named), images)
+
+    if monkeypatch is None:  # in a process of its own
+        trainer.build_loader = build
+    else:
+        monkeypatch.setattr(trainer, "build_loader", build)
+
+
+def images_of(config: TrainConfig, *steps: int) -> list[list[int]]:
+    """What the steps of the first epoch train on."""
+    per_part = config.accumulate
+    keys = list(build_loader(config).batches())
+    return [
+        [int(i) for key in keys[step * per_part : (step + 1) * per_part] for i in key.indices]
+        for step in steps
+    ]
+
+
+def leave_out(monkeypatch: pytest.MonkeyPatch, left_out: set[int]) -> None:
+    """The oracle: these steps compute nothing and change nothing."""
+    backward, update, started = Learner.backward, Learner.update, []
+
+    def start(self: Learner, step: int) -> None:
+        started.append(step)
+
+    def no_backward(self: Learner, batch: ViewBatch, *args: Any, **named: Any) -> ObjectiveTerms:
+        if started[-1] not in left_out:
+            return backward(self, batch, *args, **named)
+        nothing = torch.zeros(len(batch.labels))
+        return ObjectiveTerms(torch.tensor(math.nan), nothing, nothing)
+
+    def no_update(self: Learner, rate: float) -> Tensor:
+        return torch.tensor(False) if started[-1] in left_out else update(self, rate)
+
+    monkeypatch.setattr(Learner, "start_step", start)
+    monkeypatch.setattr(Learner, "backward", no_backward)
+    monkeypatch.setattr(Learner, "update", no_update)
+
+
+def records(folder: Path, kind: str) -> list[dict]:
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [record for record in map(json.loads, lines) if record["kind"] == kind]
+
+
+@pytest.mark.parametrize("step", [0, 2])
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"ema": 0.9, "accumulate": 2}, {"model": "resnet18", "max_steps": 4, "lr": 0.01}],
+    ids=["plain", "ema-parts", "batch-norm"],
+)
+def test_a_bad_step_is_as_if_it_had_not_been(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch, step: int, changes: dict
+) -> None:
+    config = tiny(**changes)
+    (batch,) = images_of(config, step)
+    with monkeypatch.context() as patch:
+        poison(patch, {batch[1]})
+        Trainer(config).fit()
+    without = replace(config, out=f"{config.out}-without")
+    with monkeypatch.context() as patch:
+        leave_out(patch, {step})
+        Trainer(without).fit()
+    ours, theirs = (load_checkpoint(Path(c.out) / "last.pt") for c in (config, without))
+    for part in ("model", "ema", "optimizer"):
+        torch.testing.assert_close(ours[part], theirs[part], rtol=0, atol=0)
+
+    (skipped,) = records(Path(config.out), "skipped")
+    # Batch norm makes one image that is no number those of its batch.
+    culprits = batch if config.model == "resnet18" else [batch[1]]
+    assert (skipped["step"], sorted(skipped["culprits"])) == (step + 1, sorted(culprits))
+    assert sorted(skipped["images"]) == sorted(batch)
+    assert [r["skipped_steps"] for r in records(Path(config.out), "train")][-1] == 1
+    losses = [r["loss"] for r in records(Path(config.out), "train")]
+    assert all(math.isfinite(loss) for loss in losses)
+
+
+def test_a_bad_loss_with_a_good_gradient_is_bad(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def infinite(logits: Tensor, labels: Tensor, **_settings: Any) -> ObjectiveTerms:
+        terms = logits.sum((1, 2))
+        return ObjectiveTerms(terms.mean() + math.inf, terms.detach(), terms.detach())
+
+    one = Learner(tiny(), 3, torch.device("cpu"))
+    before = [parameter.clone() for parameter in one.model.parameters()]
+    batch = ViewBatch(torch.randn(4, 2, 3, 16, 16), torch.zeros(4, dtype=torch.int64), None)
+    monkeypatch.setattr(learner, "objective", infinite)
+    one.backward(batch)
+    assert bool(one.update(0.1)) is True
+    torch.testing.assert_close(list(one.model.parameters()), before, rtol=0, atol=0)
+
+
+def test_the_scale_of_fp16_backs_off(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tiny(precision="fp16")
+    first, second = images_of(config, 1, 2)
+    poison(monkeypatch, {first[0], second[0]})
+    Trainer(config).fit()
+    state = load_checkpoint(Path(config.out) / "last.pt")
+    assert state["scaler"]["scale"] == 65536 / 4
+    assert [r["fp16_scale"] for r in records(Path(config.out), "skipped")] == [32768, 16384]
+
+
+@pytest.mark.parametrize("bad", [(1, 2), (0, 2, 3)], ids=["within", "at its end"])
+def test_too_many_in_a_row(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch, bad: tuple[int, ...]
+) -> None:
+    """Noticed within an epoch of four steps, or when it ends."""
+    config = tiny(max_bad_steps=2, epochs=3)
+    batches = images_of(config, *bad)
+    number, first = bad[-2] + 1, batches[-2]
+    with monkeypatch.context() as patch:
+        poison(patch, {batch[5] for batch in batches})
+        with pytest.raises(
+            NonFiniteError, match=rf"2 steps in a row .*from step {number} on"
+        ) as raised:
+            Trainer(config).fit()
+    out = Path(config.out)
+    said = str(raised.value)
+    image = open_split(config.data, "train").where(first[5])
+    assert f"the loss of image {first[5]} is no number (the first is {image});" in said
+    assert f"that batch is in {out}/bad-batch.pt: mend" in said
+    kept = torch.load(out / "bad-batch.pt", weights_only=True)
+    assert kept["step"] == number
+    assert sorted(kept["images"].tolist()) == sorted(first)
+    assert kept["images"][0] == first[5] == kept["culprits"].item()
+    assert kept["views"][0].isnan().all()
+    assert kept["views"][1:].isfinite().all()
+    assert kept["nll"].shape == kept["labels"].shape == (8,)
+    assert load_checkpoint(out / "last.pt")["step"] == bad[-1] + 1
+    # Resumed where the images are sound, it is as if those steps had not been.
+    Trainer(config, out / "last.pt").fit()
+    without = replace(config, out=f"{config.out}-without")
+    with monkeypatch.context() as patch:
+        leave_out(patch, set(bad))
+        Trainer(without).fit()
+    ours, theirs = (load_checkpoint(Path(c.out) / "last.pt") for c in (config, without))
+    torch.testing.assert_close(ours["model"], theirs["model"], rtol=0, atol=0)
+    assert (ours["skipped_steps"], theirs["skipped_steps"]) == (len(bad), 0)
+
+
+def _train_poisoned(group: Group, config: TrainConfig, images: set[int]) -> None:
+    poison(None, images)
+    Trainer(config, None, group).fit()
+
+
+def test_one_rank_s_bad_image_skips_the_step_of_all(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny(kernel="reference")
+    (batch,) = images_of(config, 2)
+    run_ranks(2, _train_poisoned, config, {batch[-1]})  # the second rank's
+    (skipped,) = records(Path(config.out), "skipped")
+    assert (skipped["culprits"], sorted(skipped["images"])) == ([batch[-1]], sorted(batch))
+    one = replace(config, out=f"{config.out}-one")
+    poison(monkeypatch, {batch[-1]})
+    Trainer(one).fit()
+    ours, theirs = (load_checkpoint(Path(c.out) / "last.pt") for c in (config, one))
+    torch.testing.assert_close(ours["model"], theirs["model"], rtol=1e-4, atol=2e-5)
