@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -59,12 +58,12 @@ def _fastaug(own: Own, images: ImageSet, config: TrainConfig, device: torch.devi
     try:
         if own == "fused":
             fused_engine(device)  # said now if there is none, not in the middle of a run
-        config = replace(config, **TRAINED_WITH[own], device=str(device), accumulate=1)
+        config = config.replace(**TRAINED_WITH[own], device=str(device), accumulate=1)
         loader = build_loader(config, repeated(_surveyed(images, config), config))
     except (ConfigError, KernelUnavailableError) as error:
         raise Unfit(str(error)) from error
     stages = 3 if images.array is None else 1  # read, decode, make views
-    ahead = worker_batches(config) if own == "torch" else stages * config.prefetch
+    ahead = worker_batches(config) if own == "torch" else stages * config.data.prefetch
 
     def batches() -> Iterator[Tensor]:
         while True:
@@ -94,7 +93,7 @@ def decode_only(
     """As fastaug's loader decodes, and no more: an empty tensor for each batch of images."""
     if images.array is not None:
         raise Unfit("images in memory are not decoded")
-    config = replace(config, loader=loader, views_engine="auto", accumulate=1)
+    config = config.replace(loader=loader, views_engine="auto", accumulate=1)
     images = _surveyed(images, config)
     if loader == "torch":
         return in_workers(Decoded(images, config), device)
@@ -108,4 +107,4 @@ def decode_only(
         for _ in stages.decoded(key for _ in itertools.count() for key in schedule.batches()):
             yield torch.empty(0)
 
-    return Contender(2 * config.prefetch, batches)  # read and decode
+    return Contender(2 * config.data.prefetch, batches)  # read and decode

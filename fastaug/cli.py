@@ -12,12 +12,15 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import field, make_dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
+from fastaug.config import TrainConfig
 from fastaug.errors import ConfigError, FastaugError, printable
 
 Config = TypeVar("Config")
+Training = TypeVar("Training", bound=TrainConfig)
 
 # Python's words for a value that is no number, and ours
 _CONVERSIONS = {
@@ -25,10 +28,6 @@ _CONVERSIONS = {
     "invalid literal for int() with base 10: ": "must be a whole number, got ",
     "could not convert string to float: ": "must be a number, got ",
 }
-
-
-# Flags that are short for others.
-_SHORT = {"--dali": ("--loader", "dali")}
 
 
 def peek(args: Sequence[str], *names: str) -> dict[str, str]:
@@ -46,21 +45,47 @@ def parse(
     """The flags of a dataclass, by tyro. A wrong flag is a ConfigError like any other mistake."""
     import tyro
 
-    args = [word for arg in args for word in _SHORT.get(arg, (arg,))]
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
             return tyro.cli(
                 kind,
                 prog=prog,
-                args=args,
+                args=list(args),
                 default=tyro.MISSING_NONPROP if default is None else default,
-                config=(tyro.conf.FlagCreatePairsOff, tyro.conf.PositionalRequiredArgs),
+                config=(
+                    tyro.conf.FlagCreatePairsOff,
+                    tyro.conf.PositionalRequiredArgs,
+                    tyro.conf.OmitArgPrefixes,
+                ),
             )
     except SystemExit as error:
         if error.code != 2:
             raise
         raise ConfigError(f"{_one_line(said.getvalue())} (see {prog} --help)") from None
+
+
+def parse_training(
+    kind: type[Training], args: Sequence[str], *, prog: str, default: Training
+) -> Training:
+    """The flags of fastaug.train, grouped by component, and those that stand for others."""
+    from tyro.conf import arg
+
+    dali, recipes = "short for --loader dali", "list the recipes that --recipe takes, and exit"
+    flags = make_dataclass(
+        kind.__name__,
+        [
+            ("dali", Annotated[bool, arg(help=dali)], field(default=False)),
+            ("list_recipes", Annotated[bool, arg(help=recipes)], field(default=False)),
+            ("config", Annotated[kind, arg(name="")], field(default=default)),
+        ],
+        frozen=True,
+    )
+    flags.__doc__ = kind.__doc__
+    # Replaced before parsing: a config is checked as a whole when it is made.
+    words = [word for a in args for word in (("--loader", "dali") if a == "--dali" else (a,))]
+    parsed: Any = parse(flags, words, prog=prog)
+    return parsed.config
 
 
 def output_file(flag: str, named: str) -> Path:

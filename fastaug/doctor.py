@@ -20,7 +20,8 @@ from fastaug import cli
 from fastaug.diagnostics import installed, machine
 from fastaug.diagnostics.machine import Fact, one_line
 from fastaug.errors import ConfigError, KernelUnavailableError
-from fastaug.kernels import Kernel, find_kernel, load_kernel
+from fastaug.kernels.contract import Kernel
+from fastaug.kernels.registry import find_kernel, load_kernel
 from fastaug.runs.console import show_table
 from fastaug.runtime.atomic import write_json
 from fastaug.runtime.device import cpp_compiler, resolve_device

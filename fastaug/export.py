@@ -11,17 +11,18 @@ from typing import Annotated, Literal
 from tyro.conf import arg
 
 from fastaug import cli
-from fastaug.config import TrainConfig, check_choices
+from fastaug.config import TrainConfig
 from fastaug.errors import ConfigError
 from fastaug.exporters.formats import BATCHES, FORMATS, check_packages, export_network
-from fastaug.models import build_configured_model
+from fastaug.models.build import build_configured_model
 from fastaug.runs.checkpoint import checkpoint_file, evaluated_weights, load_checkpoint
 from fastaug.runs.console import show_table
 from fastaug.runs.weights import safetensors_metadata
+from fastaug.settings import Settings
 
 
 @dataclass(frozen=True)
-class ExportConfig:
+class ExportConfig(Settings):
     """Write a trained network for other programs, in fp32; the file is read back and compared."""
 
     checkpoint: Annotated[str, arg(metavar="CHECKPOINT")]
@@ -34,9 +35,6 @@ class ExportConfig:
     debug: bool = False
     """Show the traceback of an error."""
 
-    def __post_init__(self) -> None:
-        check_choices(self)
-
 
 def main(args: Sequence[str]) -> int:
     options = cli.parse(ExportConfig, args, prog="python -m fastaug.export")
@@ -44,14 +42,14 @@ def main(args: Sequence[str]) -> int:
     out = output_file(options, path)
     check_packages(options.to)
     state = load_checkpoint(path)
-    config = TrainConfig.from_dict(state["config"])
+    config = TrainConfig.from_flat(**state["config"])
     model = build_configured_model(config, len(state["classes"]))
     model.load_state_dict(evaluated_weights(state))
     written = export_network(options.to, out, model, config, safetensors_metadata(state))
     averaged = "" if state["ema"] is None else ", moving average"
     rows = [
         ("checkpoint", f"{path} (step {state['step']:,}{averaged})"),
-        ("model", f"{config.model}, {len(state['classes'])} classes, {config.size} px"),
+        ("model", f"{config.model.model}, {len(state['classes'])} classes, {config.view.size} px"),
         ("file", f"{out} ({options.to}, {written.bytes / 1e6:,.1f} MB)"),
         (
             f"read back, batches of {' and '.join(map(str, BATCHES))}",

@@ -5,16 +5,17 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from fastaug import cli
 from fastaug.config import TrainConfig
+from fastaug.data.config import DataConfig
 from fastaug.engine.trainer import Trainer
 from fastaug.errors import ConfigError
 from fastaug.recipes import RECIPES, first_line, get_recipe
 from fastaug.runs.checkpoint import load_checkpoint
 from fastaug.runs.checkpoint_writer import find_checkpoint, newest_checkpoint, run_of
+from fastaug.runs.config import RunConfig
 from fastaug.runs.console import show_table
 from fastaug.runs.folder import check_unused
 from fastaug.runtime.distributed import Group
@@ -53,31 +54,35 @@ def configure(args: Sequence[str], group: Group | None = None) -> tuple[TrainCon
         if checkpoint is None:
             _say("--resume auto: no checkpoint yet, starting from the beginning")
     if checkpoint is not None:
-        default = TrainConfig.from_dict(load_checkpoint(checkpoint)["config"])
+        default = TrainConfig.from_flat(**load_checkpoint(checkpoint)["config"])
         # Only the last one goes on in its folder: from an older one that is asked for by name,
         # later work would be written over.
         # --max-steps ended the earlier invocation, not the run; --profile and --debug were its own.
         out = str(run_of(checkpoint))
         if Path(named["resume"]).expanduser() == checkpoint and checkpoint.name != "last.pt":
             out = ""
-        default = replace(default, out=out, max_steps=0, profile=False, debug=False)
+        default = default.replace(out=out, max_steps=0, profile=False, debug=False)
     else:
-        default = get_recipe(named["recipe"] or TrainConfig.recipe)
-    config = cli.parse(TrainConfig, args, prog="python -m fastaug.train", default=default)
-    if checkpoint is not None and ":" in config.kernel and not cli.peek(args, "kernel")["kernel"]:
+        default = get_recipe(named["recipe"] or RunConfig.recipe)
+    config = cli.parse_training(TrainConfig, args, prog="python -m fastaug.train", default=default)
+    if (
+        checkpoint is not None
+        and ":" in config.loss.kernel
+        and not cli.peek(args, "kernel")["kernel"]
+    ):
         raise ConfigError(
-            f"{checkpoint} was trained with a kernel of your own, {config.kernel}, which is code: "
-            f"name it again to run it, --kernel {config.kernel}, or choose another"
+            f"{checkpoint} was trained with your own kernel, {config.loss.kernel}, which is code: "
+            f"to run it again, give --kernel {config.loss.kernel}; or choose another"
         )
     config.images_per_part(1 if group is None else group.ranks)
-    folder = Path(config.out or _new_folder(config)).expanduser()
+    folder = Path(config.run.out or _new_folder(config)).expanduser()
     if checkpoint is None:
         check_unused(folder)  # before a large data set is looked over
-    data = config.data
+    data = config.data.data
     if data not in ("", "shapes"):
         # The checkpoint must find it from anywhere.
         data = str(Path(data).expanduser().absolute())
-    return replace(config, data=data, out=str(folder)), checkpoint
+    return config.replace(data=data, out=str(folder)), checkpoint
 
 
 def show_recipes() -> None:
@@ -90,10 +95,10 @@ def recipe_rows() -> list[tuple[str, str]]:
     rows = []
     for name in RECIPES:
         config = get_recipe(name)
-        settings = f"{config.model}, K={config.views}, batch {config.batch_size}, "
-        settings += f"{config.epochs} epochs, lr {_as_power(config.lr)}"
-        settings += " x unique images" if config.lr_scaling == "unique-images" else ""
-        rows.append((name, f"{first_line(name)}\n{settings}, {config.schedule}"))
+        settings = f"{config.model.model}, K={config.view.views}, batch {config.optim.batch_size}, "
+        settings += f"{config.optim.epochs} epochs, lr {_as_power(config.optim.lr)}"
+        settings += " x unique images" if config.optim.lr_scaling == "unique-images" else ""
+        rows.append((name, f"{first_line(name)}\n{settings}, {config.optim.schedule}"))
     return rows
 
 
@@ -123,8 +128,8 @@ def _new_folder(config: TrainConfig) -> str:
     """runs/WHAT-DATE-TIME-PROCESS; the default recipe on other data takes the name of the data."""
     if machines() > 1:
         raise ConfigError("on several machines give --out, a folder that all of them see")
-    own = config.recipe != TrainConfig.recipe or config.data == TrainConfig.data
-    what = config.recipe if own else Path(config.data).name.partition(".")[0]
+    own = config.run.recipe != RunConfig.recipe or config.data.data == DataConfig.data
+    what = config.run.recipe if own else Path(config.data.data).name.partition(".")[0]
     return f"runs/{what}-{launch_stamp()}"
 
 

@@ -16,8 +16,8 @@ def decode_pipeline(config: TrainConfig, device: str, padded: bool = False) -> D
     """Input "encoded": [bytes] uint8 -> [H, W, 3] uint8. padded: reflected at its edges."""
     encoded = fn.external_source(name="encoded", device="cpu", dtype=types.UINT8, ndim=1)
     memory: dict[str, Any] = {}
-    if config.decode_memory:
-        padding = config.decode_memory * 2**20
+    if config.data.decode_memory:
+        padding = config.data.decode_memory * 2**20
         memory["host_memory_padding"] = padding
         if device == "gpu":
             memory["device_memory_padding"] = padding
@@ -31,7 +31,7 @@ def decode_pipeline(config: TrainConfig, device: str, padded: bool = False) -> D
         adjust_orientation=False,
         **memory,
     )
-    return reflect(images, config.size) if padded else images
+    return reflect(images, config.view.size) if padded else images
 
 
 def reflect(images: DataNode, size: int) -> DataNode:

@@ -56,7 +56,7 @@ class Decoder:
 
     def run(self, batches: Iterable[Planned]) -> Iterator[tuple[Planned, Any]]:
         """Each batch with its images, a TensorList of DALI."""
-        depth = self._config.prefetch
+        depth = self._config.data.prefetch
         read = prefetch("read", batches, depth, self._start_reading, self._read, self._leave_unread)
         return prefetch("decode", read, depth, self._start_decoding, self._decoded, self._leave)
 
@@ -151,7 +151,7 @@ class Decoder:
 
         They are spent on a blank image here, so that from now on each schedule is one run.
         """
-        size = self._config.size
+        size = self._config.view.size
         blank = np.frombuffer(_ppm(np.zeros((size, size, 3), np.uint8)), np.uint8)
         for _ in range(depth):
             self._decoder.feed_input("encoded", [blank])

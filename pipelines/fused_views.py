@@ -27,7 +27,7 @@ class FusedViews:
         self, engine: ViewEngine, images: ImageSet, config: TrainConfig, device: torch.device
     ) -> None:
         self._engine, self._form = engine, render_spec_of(config)
-        self._threads = max(1, worker_count(config.workers))
+        self._threads = max(1, worker_count(config.data.workers))
         self._array: Tensor | None = None
         if images.array is not None:  # lives where the views are made
             self._array = torch.from_numpy(np.ascontiguousarray(images.array)).to(device)

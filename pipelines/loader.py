@@ -66,10 +66,10 @@ class Stages:
         self._images, self._config = images, config
         pipeline: dict[str, Any] = {
             "device": "gpu" if device.type == "cuda" else "cpu",
-            "num_threads": max(1, worker_count(config.workers)),
+            "num_threads": max(1, worker_count(config.data.workers)),
             "device_id": _gpu_number(device),
             # One more than is started ahead: to start another one would wait for the oldest.
-            "prefetch_queue_depth": config.prefetch + 1,
+            "prefetch_queue_depth": config.data.prefetch + 1,
         }
         engine = resolve_engine(config, device)
         self._viewer: FusedViews | OperatorViews
@@ -80,16 +80,16 @@ class Stages:
         self._at_once = 1
         """Batches that are made by one call."""
         if engine is not None and images.array is not None:
-            numbers = per_batch * config.views * 3 * config.size**2
+            numbers = per_batch * config.view.views * 3 * config.view.size**2
             self._at_once = max(1, NUMBERS_AT_ONCE // numbers)
         self._decoder: Decoder | None = None
         if images.array is None:
-            padded = self._viewer.padded and config.crop == "pad"
+            padded = self._viewer.padded and config.view.crop == "pad"
             self._decoder = Decoder(images, config, per_batch, padded, pipeline)
 
     def run(self, keys: Iterable[BatchKey]) -> Iterator[ViewBatch]:
         """The batches of the keys, in their order."""
-        viewer, depth = self._viewer, self._config.prefetch
+        viewer, depth = self._viewer, self._config.data.prefetch
         for made, views in prefetch(
             "views", self.decoded(keys), depth, viewer.start, viewer.finish
         ):
@@ -108,7 +108,7 @@ class Stages:
     def _planned(self, keys: Iterable[BatchKey]) -> Iterator[Planned]:
         """Each key with its plans, which are drawn for many of them at once."""
         assert self._images.manifest is not None
-        for group in _groups(keys, VIEWS_PER_DRAW // self._config.views):
+        for group in _groups(keys, VIEWS_PER_DRAW // self._config.view.views):
             indices = np.concatenate([key.indices for key in group])
             sizes = self._images.manifest.sizes[indices]
             plans = draw_plans(self._config, group[0].epoch, group[0].purpose, indices, sizes)

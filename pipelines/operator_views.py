@@ -39,7 +39,7 @@ class OperatorViews:
         # filters of warnings off: record keeps them from being printed.
         with warnings.catch_warnings(record=True):
             self._viewer = view_pipeline(
-                config, decoded_on=decoded_on, batch_size=per_batch * config.views, **pipeline
+                config, decoded_on=decoded_on, batch_size=per_batch * config.view.views, **pipeline
             )
         self._warm_up(decoded_on, pipeline["prefetch_queue_depth"])
 
@@ -59,9 +59,9 @@ class OperatorViews:
         if self._device.type == "cuda":
             stream = torch.cuda.current_stream(self._device)
         (views,) = self._viewer.outputs(cuda_stream=stream)
-        shape = (count, config.views, config.size, config.size, 3)
+        shape = (count, config.view.views, config.view.size, config.view.size, 3)
         made = torch.from_dlpack(views.as_tensor()).view(shape).permute(0, 1, 4, 2, 3)
-        return batch, made.to(VIEW_DTYPES[config.views_dtype])  # DALI does not make bf16
+        return batch, made.to(VIEW_DTYPES[config.view.views_dtype])  # DALI does not make bf16
 
     def _from_memory(self, indices: np.ndarray) -> np.ndarray:
         """[B, H, W, 3] uint8, reflected at the edges for --crop pad."""
@@ -70,13 +70,13 @@ class OperatorViews:
             return self._reflected(self._images.array[indices])
 
     def _reflected(self, images: np.ndarray) -> np.ndarray:
-        if self._config.crop != "pad":
+        if self._config.view.crop != "pad":
             return images
         return np.pad(images, ((0, 0), (PAD, PAD), (PAD, PAD), (0, 0)), mode="reflect")
 
     def _feed(self, plans: ViewPlans, images: Any) -> Any:
         """images: B decoded ones, of DALI or in an array -> the B*K samples that were fed."""
-        views = self._config.views
+        views = self._config.view.views
         for name, values in plan_inputs(plans, self._config).items():
             self._viewer.feed_input(name, values)
         samples: Any
@@ -89,7 +89,7 @@ class OperatorViews:
 
     def _warm_up(self, decoded_on: str, depth: int) -> None:
         """As the decoder's: the first schedule starts as many runs as the queue is deep."""
-        size = self._config.size
+        size = self._config.view.size
         blank: Any = self._reflected(np.zeros((1, size, size, 3), np.uint8))
         if decoded_on == "gpu":
             blank = [torch.from_numpy(blank[0]).to(self._device)]

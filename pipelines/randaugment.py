@@ -29,10 +29,10 @@ def randaugment(
     views: DataNode, choices: DataNode, numbers: DataNode, config: TrainConfig
 ) -> DataNode:
     """views: [S, S, 3] uint8, choices: [N] int32, numbers: [N, NUMBERS] float, as from encode."""
-    for layer in range(config.randaugment_layers):
+    for layer in range(config.view.randaugment_layers):
         choice, own = choices[layer], numbers[layer]
-        if config.randaugment_policy == "nfnet":
-            views = select(list(_FAMILIES.values()), choice, views, own, config.size)
+        if config.view.randaugment_policy == "nfnet":
+            views = select(list(_FAMILIES.values()), choice, views, own, config.view.size)
         else:
             views = _dali_layer(views, choice, own, config)
     return views
@@ -40,17 +40,17 @@ def randaugment(
 
 def encode(plans: ViewPlans, config: TrainConfig) -> tuple[np.ndarray, np.ndarray]:
     """The plans' operations, as the graph takes them: [B*K, N] int32, [B*K, N, NUMBERS] float32."""
-    operations = plans.operations.reshape(-1, config.randaugment_layers)
+    operations = plans.operations.reshape(-1, config.view.randaugment_layers)
     arguments = plans.arguments.reshape(*operations.shape, 4)
     numbers = np.zeros((*operations.shape, NUMBERS), np.float32)
     numbers[..., :4] = arguments
-    if config.randaugment_policy == "dali":
+    if config.view.randaugment_policy == "dali":
         return operations, numbers
     choices = np.zeros_like(operations)
     for place, name in enumerate(NAMES):
         chosen = operations == place
         values = arguments[chosen]
-        family, rows = _encode_one(name, values, config.size)
+        family, rows = _encode_one(name, values, config.view.size)
         choices[chosen] = list(_FAMILIES).index(family)
         numbers[chosen, : rows.shape[-1]] = rows
     return choices, numbers
@@ -188,9 +188,9 @@ def _dali_layer(
         suite,
         choice,
         data=views,
-        magnitude_bin=signed_bin(int(config.randaugment_magnitude), negative),
+        magnitude_bin=signed_bin(int(config.view.randaugment_magnitude), negative),
         num_magnitude_bins=DALI_BINS,
         fill_value=FILL,
         interp_type=types.INTERP_LINEAR,
-        shape=types.Constant([config.size, config.size], dtype=types.INT32),
+        shape=types.Constant([config.view.size, config.view.size], dtype=types.INT32),
     )

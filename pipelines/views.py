@@ -39,7 +39,7 @@ def view_pipeline(config: TrainConfig, device: str, decoded_on: str) -> DataNode
 def plan_sources(config: TrainConfig, suffix: str = "") -> dict[str, DataNode]:
     """The inputs that plan_inputs fills, by name without the suffix. They stay on the host."""
     kinds = {"start": (types.INT32, 1), "shape": (types.INT32, 1), "mirror": (types.INT32, 0)}
-    if config.augment == "randaugment":
+    if config.view.augment == "randaugment":
         kinds |= {"choices": (types.INT32, 1), "numbers": (types.FLOAT, 2)}
     return {
         name: fn.external_source(name=name + suffix, dtype=dtype, ndim=dimensions)
@@ -50,13 +50,13 @@ def plan_sources(config: TrainConfig, suffix: str = "") -> dict[str, DataNode]:
 def plan_inputs(plans: ViewPlans, config: TrainConfig) -> dict[str, np.ndarray]:
     """What plan_sources take; each [B*K, ...]."""
     boxes = plans.boxes.reshape(-1, 4)
-    margin = PAD if config.crop == "pad" else 0  # the images come with it
+    margin = PAD if config.view.crop == "pad" else 0  # the images come with it
     inputs = {
         "start": boxes[:, :2] + np.int32(margin),
         "shape": np.ascontiguousarray(boxes[:, 2:]),
         "mirror": plans.flips.reshape(-1).astype(np.int32),
     }
-    if config.augment == "randaugment":
+    if config.view.augment == "randaugment":
         inputs["choices"], inputs["numbers"] = encode(plans, config)
     return inputs
 
@@ -64,27 +64,27 @@ def plan_inputs(plans: ViewPlans, config: TrainConfig) -> dict[str, np.ndarray]:
 def normalized_views(images: DataNode, plan: dict[str, DataNode], config: TrainConfig) -> DataNode:
     """Crop, resize, flip, RandAugment, normalize and cast, where the images are."""
     views = fn.slice(images, start=plan["start"], shape=plan["shape"], axes=[0, 1])
-    if config.crop == "resized":
+    if config.view.crop == "resized":
         views = fn.resize(
             views,
-            size=[config.size, config.size],
-            interp_type=_INTERPOLATION[config.interpolation],
-            antialias=config.antialias,
+            size=[config.view.size, config.view.size],
+            interp_type=_INTERPOLATION[config.view.interpolation],
+            antialias=config.view.antialias,
             dtype=types.FLOAT,
         )
     mirror = plan["mirror"]
-    if config.augment == "randaugment":
+    if config.view.augment == "randaugment":
         # Towards zero and clipped, as TensorFlow casts.
         views = fn.cast(math.floor(views + LEVEL_TIE), dtype=types.UINT8)
         views = fn.flip(views, horizontal=mirror)
         views = randaugment(views, plan["choices"], plan["numbers"], config)
         mirror = 0
-    mean, deviation = NORMALIZATION[config.normalize]
+    mean, deviation = NORMALIZATION[config.view.normalize]
     return fn.crop_mirror_normalize(
         views,
         mirror=mirror,
         mean=list(mean),
         std=list(deviation),
-        dtype=_DTYPES[config.views_dtype],
+        dtype=_DTYPES[config.view.views_dtype],
         output_layout="HWC",
     )

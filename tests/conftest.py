@@ -96,6 +96,6 @@ def tiny(folder: Path, tmp_path: Path) -> Callable[..., TrainConfig]:
             "log_every": 2,
             "out": str(tmp_path / "run"),
         }
-        return TrainConfig(**(settings | changes))
+        return TrainConfig.from_flat(**(settings | changes))
 
     return make

@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fastaug.config import TrainConfig, flag
+from fastaug.config import TrainConfig
 from fastaug.data.image_set import ImageSet
 from fastaug.data.retry import BadImagesError, RetryError, quarantine
 from fastaug.errors import CheckpointError, DataError
+from fastaug.settings import flag
 from fastaug.views.batch import ViewBatch
 from fastaug.views.philox import SUBSTITUTES, TEST_VIEWS, TRAIN_VIEWS, permutation, uniforms
 
@@ -76,9 +77,9 @@ class Schedule:
         self._length = self._training_length() if train else self._evaluation_length()
 
     def _training_length(self) -> int:
-        per_step = self._per_batch * self._ranks * self.config.accumulate
+        per_step = self._per_batch * self._ranks * self.config.optim.accumulate
         steps, rest = divmod(len(self.images), per_step)
-        if self.config.last_batch == "fill":
+        if self.config.data.last_batch == "fill":
             steps += rest > 0
         if steps == 0:
             raise DataError(
@@ -86,7 +87,7 @@ class Schedule:
                 f"of {per_step} (--batch-size / --views); use a smaller --batch-size, "
                 "or --last-batch fill"
             )
-        return steps * self.config.accumulate
+        return steps * self.config.optim.accumulate
 
     def _evaluation_length(self) -> int:
         """Batches of this rank: a rank may have one less than another."""
@@ -129,7 +130,7 @@ class Schedule:
 
     def quarantine(self, found: BadImagesError) -> None:
         """From here on the batches are those of a run that has known of these images before."""
-        self.images = quarantine(self.images, found, self.config.max_bad)
+        self.images = quarantine(self.images, found, self.config.data.max_bad)
 
     def batches(self) -> Iterator[BatchKey]:
         """The batches of this rank that are left in the epoch; none is empty."""
@@ -151,7 +152,7 @@ class Schedule:
         """The images in the order in which all ranks together see them in this epoch."""
         if not self._train:
             return self._evaluated
-        order = permutation(self.config.seed, self.epoch, len(self.images))
+        order = permutation(self.config.run.seed, self.epoch, len(self.images))
         if self.images.bad:
             order = self._substitutes()[order]
         return np.resize(order, len(self) * self._ranks * self._per_batch)
@@ -163,7 +164,7 @@ class Schedule:
         that it stood in for, whenever that is found.
         """
         count, bad = len(self.images), np.array(list(self.images.bad))
-        drawn = uniforms(self.config.seed, self.epoch, SUBSTITUTES, bad, 1, DRAWS)[:, 0]
+        drawn = uniforms(self.config.run.seed, self.epoch, SUBSTITUTES, bad, 1, DRAWS)[:, 0]
         candidates = (drawn * count).astype(np.int64)
         is_good = ~np.isin(candidates, bad)
         first = candidates[np.arange(len(bad)), is_good.argmax(axis=1)]
@@ -204,7 +205,7 @@ class Schedule:
 
     @cached_property  # the trainer takes the state after every step
     def _identity(self) -> dict[str, Any]:
-        settings = self.config.to_dict()
+        settings = self.config.to_flat()
         return {
             **{flag(name): settings[name] for name in _IDENTITY},
             "images per batch over all ranks": self._per_batch * self._ranks,

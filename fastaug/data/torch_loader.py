@@ -47,7 +47,7 @@ class TorchLoader(Schedule):
             _ViewMaker(self.images, self.config),
             sampler=keys,
             batch_size=None,
-            num_workers=worker_count(self.config.workers),
+            num_workers=worker_count(self.config.data.workers),
             pin_memory=torch.cuda.is_available(),
             worker_init_fn=partial(_start_worker, workers_file()),
             # Its own: a pass must not draw from torch's numbers, which dropout goes on with.
@@ -103,8 +103,8 @@ class _ViewMaker(Dataset):
 
     def _views(self, key: BatchKey, images: list[np.ndarray]) -> ViewBatch | DataError:
         config = self._config
-        shape = (len(key.indices), config.views, config.size, config.size, 3)
-        views = torch.empty(shape, dtype=VIEW_DTYPES[config.views_dtype])
+        shape = (len(key.indices), config.view.views, config.view.size, config.view.size, 3)
+        views = torch.empty(shape, dtype=VIEW_DTYPES[config.view.views_dtype])
         sizes = np.array([image.shape[:2] for image in images])
         try:
             plans = draw_plans(config, key.epoch, key.purpose, key.indices, sizes)

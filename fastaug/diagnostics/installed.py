@@ -157,7 +157,9 @@ def _make_batch(device: torch.device) -> None:
     from fastaug.data.image_set import ImageSet, Manifest
     from fastaug.engine.loaders import build_loader
 
-    config = TrainConfig(loader="dali", device=str(device), views=2, batch_size=2, workers=1)
+    config = TrainConfig.from_flat(
+        loader="dali", device=str(device), views=2, batch_size=2, workers=1
+    )
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "image.jpg"
         Image.new("RGB", (48, 40), (200, 100, 50)).save(file)

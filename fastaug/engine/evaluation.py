@@ -75,7 +75,7 @@ class Evaluation:
                 predictions = self._predictions(model, self._loader(number))
                 for _ in range(turns[number]):
                     if (prediction := next(predictions, None)) is not None:
-                        found = _measures(*prediction, number, self._config.kernel)
+                        found = _measures(*prediction, number, self._config.loss.kernel)
                         found["count"] = torch.ones_like(prediction[1])
                         sums += torch.stack([found[n].double().sum() for n in (*names, "count")])
                     done += 1
@@ -104,7 +104,7 @@ class Evaluation:
         loader.set_epoch(0)
         for batch in loader:
             batch = batch.to(self._device)
-            with autocast(self._device, self._config.precision):
+            with autocast(self._device, self._config.run.precision):
                 logits = model(batch.flat)
             yield logits.float().unflatten(0, batch.views.shape[:2]), batch.labels
 

@@ -16,7 +16,8 @@ from torch.optim.swa_utils import AveragedModel
 from fastaug.config import TrainConfig
 from fastaug.engine.optim import build_optimizer
 from fastaug.kernels.objective import ObjectiveTerms, objective
-from fastaug.models import build_configured_model, synchronize_batch_norm
+from fastaug.models.build import build_configured_model
+from fastaug.models.sync_norm import synchronize_batch_norm
 from fastaug.runtime.device import autocast
 from fastaug.runtime.distributed import Group
 from fastaug.runtime.trace import named
@@ -38,14 +39,14 @@ class Learner:
         self.device = device
         self.group = group or Group()
         self.model = build_configured_model(config, classes).to(device)
-        if config.batch_norm == "sync":
-            synchronize_batch_norm(self.model, config.model, self.group)
+        if config.model.batch_norm == "sync":
+            synchronize_batch_norm(self.model, config.model.model, self.group)
         self._ranks = _over_ranks(self.model, device) if self.group.ranks > 1 else None
         network = self._ranks or self.model
-        self.network = torch.compile(network) if config.compile else network
+        self.network = torch.compile(network) if config.run.compile else network
         self.optimizer = build_optimizer(self.model, config)
-        self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
-        self.ema = AveragedModel(self.model, device, use_buffers=True) if config.ema else None
+        self.scaler = torch.amp.GradScaler(device.type, enabled=config.run.precision == "fp16")
+        self.ema = AveragedModel(self.model, device, use_buffers=True) if config.optim.ema else None
         self._buffers = list(self.model.buffers())
         self._buffers_before: list[Tensor] = []
 
@@ -56,7 +57,7 @@ class Learner:
     def start_step(self, step: int) -> None:
         """Before the parts of a step: dropout's numbers follow from (seed, step, rank), so a run
         that is resumed draws what it would have drawn."""
-        address = f"{self.config.seed} {step} {self.group.rank}".encode()
+        address = f"{self.config.run.seed} {step} {self.group.rank}".encode()
         seed = int.from_bytes(hashlib.sha256(address).digest()[:8], "little")
         # Of this device alone: torch.manual_seed asks every kind of accelerator, 1 ms each time.
         torch.default_generator.manual_seed(seed)
@@ -74,16 +75,16 @@ class Learner:
         """
         config = self.config
         with nullcontext() if last or self._ranks is None else self._ranks.no_sync():
-            with named("forward"), autocast(self.device, config.precision):
+            with named("forward"), autocast(self.device, config.run.precision):
                 logits = self.network(batch.flat)
             with named("objective"):
                 terms = objective(
                     logits.float().unflatten(0, batch.views.shape[:2]),
                     batch.labels,
-                    average=config.average,
-                    kl_weight=config.kl_weight,
-                    label_smoothing=config.label_smoothing,
-                    kernel=config.kernel,
+                    average=config.loss.average,
+                    kl_weight=config.loss.kl_weight,
+                    label_smoothing=config.loss.label_smoothing,
+                    kernel=config.loss.kernel,
                 )
             with named("backward"):
                 # A loss that is no number may have a gradient that is. This makes it none, and the
@@ -149,7 +150,7 @@ class Learner:
     def _move_average(self, ema: AveragedModel, good: Tensor) -> None:
         """Towards the weights and buffers after a good step; onto them after the first. torch's own
         way to do it would have to ask the device."""
-        weight = good * torch.where(ema.n_averaged == 0, 1.0, 1 - self.config.ema)
+        weight = good * torch.where(ema.n_averaged == 0, 1.0, 1 - self.config.optim.ema)
         ema.n_averaged += good
         averages = [*ema.module.parameters(), *ema.module.buffers()]
         values = [*self.model.parameters(), *self.model.buffers()]

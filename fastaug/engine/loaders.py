@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -38,13 +37,18 @@ class Loader(Protocol):
 def scan_configured(config: TrainConfig, images: ImageSet) -> ImageSet:
     """The images with their manifest; bad ones are quarantined as the config says."""
     return scan_images(
-        images, full=config.scan == "full", max_bad=config.max_bad, workers=config.workers
+        images,
+        full=config.data.scan == "full",
+        max_bad=config.data.max_bad,
+        workers=config.data.workers,
     )
 
 
 def training_images(config: TrainConfig, images: ImageSet) -> tuple[ImageSet, ImageSet | None]:
     """Of a training set: those that the config trains on, and those that it holds out."""
-    return split_training(images, validation=config.validation, train_images=config.train_images)
+    return split_training(
+        images, validation=config.data.validation, train_images=config.data.train_images
+    )
 
 
 def build_loader(
@@ -52,7 +56,7 @@ def build_loader(
 ) -> Loader:
     """The training batches of a config: of its data, or of images that are already open."""
     if images is None:
-        images, _ = training_images(config, open_split(config.data, "train"))
+        images, _ = training_images(config, open_split(config.data.data, "train"))
     return _loader(
         config,
         images,
@@ -77,10 +81,10 @@ def build_evaluation_loader(
     A model that was trained without augmentation is measured on crops and flips, as in the paper.
     """
     if views == 0:
-        policy = replace(config, views=1, augment="none", accumulate=1, batch_size=1)
+        policy = config.replace(views=1, augment="none", accumulate=1, batch_size=1)
     else:
-        augment = "crop-flip" if config.augment == "none" else config.augment
-        policy = replace(config, views=views, augment=augment, accumulate=1, batch_size=views)
+        augment = "crop-flip" if config.view.augment == "none" else config.view.augment
+        policy = config.replace(views=views, augment=augment, accumulate=1, batch_size=views)
     return _loader(
         policy,
         images,
@@ -94,10 +98,10 @@ def build_evaluation_loader(
 def _loader(config: TrainConfig, images: ImageSet, **schedule: Any) -> Loader:
     if images.manifest is None:
         images = scan_configured(config, images)
-    if config.crop == "pad" and images.manifest is not None:
+    if config.view.crop == "pad" and images.manifest is not None:
         sizes = np.delete(images.manifest.sizes, list(images.bad), axis=0)
-        check_padded_sizes(sizes, config.size)
-    if config.loader == "torch":
+        check_padded_sizes(sizes, config.view.size)
+    if config.data.loader == "torch":
         return TorchLoader(images, config, **schedule)
     try:
         from fastaug.pipelines.loader import DaliLoader
@@ -106,4 +110,4 @@ def _loader(config: TrainConfig, images: ImageSet, **schedule: Any) -> Loader:
             f"--loader dali: NVIDIA DALI cannot be imported here ({error}); "
             "pip install nvidia-dali-cuda120 (Linux), or use --loader torch"
         ) from error
-    return DaliLoader(images, config, device=resolve_device(config.device), **schedule)
+    return DaliLoader(images, config, device=resolve_device(config.run.device), **schedule)

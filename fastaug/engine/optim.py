@@ -32,13 +32,13 @@ def decay_groups(model: nn.Module, weight_decay: float) -> list[dict]:
 
 def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
     """SGD whose decay is added to the gradient before the momentum, as in the paper."""
-    groups = decay_groups(model, config.weight_decay)
+    groups = decay_groups(model, config.optim.weight_decay)
     settings: dict[str, Any] = {
-        "lr": config.lr,
-        "momentum": config.momentum,
-        "nesterov": config.nesterov,
+        "lr": config.optim.lr,
+        "momentum": config.optim.momentum,
+        "nesterov": config.optim.nesterov,
     }
-    if config.optimizer == "apex":
+    if config.optim.optimizer == "apex":
         try:
             from apex.optimizers import FusedSGD
         except ImportError as error:
@@ -48,7 +48,7 @@ def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimi
             ) from error
         return FusedSGD(groups, **settings)
     optimizer = torch.optim.SGD(groups, **settings, fused=True)
-    if config.momentum:
+    if config.optim.momentum:
         # torch would make them when the first step is taken, and leave them as they come from the
         # allocator if that one is skipped.
         for group in optimizer.param_groups:
@@ -59,17 +59,17 @@ def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimi
 
 def learning_rate(update: int, steps_per_epoch: int, config: TrainConfig) -> float:
     """The rate of update number `update` (from 0) of epochs * steps_per_epoch."""
-    peak = config.lr
-    if config.lr_scaling == "unique-images":
+    peak = config.optim.lr
+    if config.optim.lr_scaling == "unique-images":
         peak *= config.images_per_step
-    total = config.epochs * steps_per_epoch
-    if config.schedule == "halving":
+    total = config.optim.epochs * steps_per_epoch
+    if config.optim.schedule == "halving":
         # Strict reading of the paper: the first halving at half of the updates, ten in all.
         past_half = 20 * update - 10 * total
         return peak if past_half < 0 else peak * 0.5 ** (1 + past_half // total)
-    if config.schedule == "cosine":
+    if config.optim.schedule == "cosine":
         return peak * _cosine(update / total)
-    warmup = config.warmup_epochs * steps_per_epoch
+    warmup = config.optim.warmup_epochs * steps_per_epoch
     if update < warmup:
         return peak * update / warmup
     return peak * _cosine((update - warmup) / (total - warmup))

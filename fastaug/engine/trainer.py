@@ -20,7 +20,7 @@ from fastaug.engine.nonfinite import NonFiniteGuard, NonFiniteStep, Part
 from fastaug.engine.optim import learning_rate
 from fastaug.engine.profiling import Profiler, steps_to_record
 from fastaug.errors import DataError
-from fastaug.kernels import find_kernel
+from fastaug.kernels.registry import find_kernel
 from fastaug.runs.checkpoint import check_continuable, load_checkpoint
 from fastaug.runs.picture import draw_views
 from fastaug.runs.recorder import Recorder
@@ -48,30 +48,30 @@ class Trainer:
     ) -> None:
         self.config = config
         self.group = group = group or Group()
-        self.device = resolve_device(config.device)
-        avoid_broken_cpu_arithmetic(self.device, config.precision)
+        self.device = resolve_device(config.run.device)
+        avoid_broken_cpu_arithmetic(self.device, config.run.precision)
         keep_freed_memory(self.device)
-        if config.compile:
+        if config.run.compile:
             check_compiler(self.device)
         self.train_images, *measured = group.in_turn(lambda: self._image_sets())
         train = self.train_images
         self.evaluations = [Evaluation(i, config, self.device, group) for i in measured]
         """Of the test images, and before them of those that are held out, if any are. The first one
         is made after each epoch, and chooses best.pt."""
-        torch.manual_seed(config.seed)
+        torch.manual_seed(config.run.seed)
         # Here rather than at the first step: a wrong name ends the run before it has begun, and
         # one rank compiles for all.
-        logits = torch.empty(1, config.views, len(train.classes), device=self.device)
-        group.in_turn(lambda: find_kernel(config.kernel, logits))
+        logits = torch.empty(1, config.view.views, len(train.classes), device=self.device)
+        group.in_turn(lambda: find_kernel(config.loss.kernel, logits))
         self.learner = Learner(config, len(train.classes), self.device, group)
         self.loader = group.in_turn(
             lambda: build_loader(config, train, rank=group.rank, ranks=group.ranks)
         )
-        self.steps_per_epoch = len(self.loader) // config.accumulate
-        self.total_steps = config.epochs * self.steps_per_epoch
+        self.steps_per_epoch = len(self.loader) // config.optim.accumulate
+        self.total_steps = config.optim.epochs * self.steps_per_epoch
         self.meter = Meter(self.device)
         self.skipped = NonFiniteGuard(
-            config.max_bad_steps,
+            config.run.max_bad_steps,
             group,
             where=train.where,
             tell=self._tell_of,
@@ -88,13 +88,13 @@ class Trainer:
         self._boundary = self._state_between_steps()
         self._changing = False
         """Whether the weights are between two steps' just now."""
-        self.speed = Speedometer(config.batch_size, config.views)
+        self.speed = Speedometer(config.optim.batch_size, config.view.views)
         if self.device.type == "cuda":
             torch.backends.cudnn.benchmark = True
 
     def _image_sets(self) -> list[ImageSet]:
         """To train on, held out (if the config says so), and to test on."""
-        train, test = open_source(self.config.data)
+        train, test = open_source(self.config.data.data)
         train, held_out = training_images(self.config, train)
         sets = [train, test] if held_out is None else [train, held_out, test]
         return [scan_configured(self.config, images) for images in sets]
@@ -102,7 +102,7 @@ class Trainer:
     @property
     def last_step(self) -> int:
         """Where this run stops: the end of the schedule, or --max-steps."""
-        return min(self.total_steps, self.config.max_steps or self.total_steps)
+        return min(self.total_steps, self.config.optim.max_steps or self.total_steps)
 
     def fit(self) -> dict[str, Any]:
         """Train to the end, or until a signal; every step that was made is in last.pt."""
@@ -151,7 +151,7 @@ class Trainer:
         self.recorder.save(self.state_dict())
 
     def _train_rest_of_epoch(self) -> None:
-        config, share = self.config, 1 / self.config.accumulate
+        config, share = self.config, 1 / self.config.optim.accumulate
         self.learner.model.train()
         self.speed.start(self.step)
         self.profiler.reach(self.step)
@@ -162,7 +162,7 @@ class Trainer:
                 self.recorder.write_picture("views", picture)
             if not parts:
                 self.learner.start_step(self.step)
-            is_last = len(parts) + 1 == config.accumulate
+            is_last = len(parts) + 1 == config.optim.accumulate
             batch = batch.to(self.device)
             terms = self.learner.backward(batch, share, last=is_last)
             self.meter.add(*terms, weight=share)
@@ -189,7 +189,7 @@ class Trainer:
         self.step += 1
         self.skipped.add(self.step, bad, parts)
         values = None
-        if self.step % self.config.log_every == 0 or self.step % self.steps_per_epoch == 0:
+        if self.step % self.config.run.log_every == 0 or self.step % self.steps_per_epoch == 0:
             values = self.meter.read()
         self._boundary = self._state_between_steps()
         self._changing = False
@@ -219,7 +219,7 @@ class Trainer:
 
     def _tell_of(self, bad: NonFiniteStep) -> None:
         # With fp16 a gradient too large for its scale is part of finding it: noted, not said.
-        if bad.culprits or self.config.precision != "fp16":
+        if bad.culprits or self.config.run.precision != "fp16":
             reason = bad.reason(self.train_images.where)
             self.recorder.console.line(f"warning: step {bad.step:,} is skipped: {reason}")
         indices = {"images": bad.images, "culprits": bad.culprits}
@@ -234,7 +234,7 @@ class Trainer:
         epoch, steps_into_next = divmod(self.step, self.steps_per_epoch)
         if steps_into_next or epoch == self.evaluated_epochs:
             return
-        due = epoch % self.config.eval_every == 0 or self.step == self.total_steps
+        due = epoch % self.config.eval.eval_every == 0 or self.step == self.total_steps
         if due and self.step > self.first_step:
             self.recorder.save(self.state_dict())  # an evaluation may take long, and be cut short
         measures = self._timed_evaluation(epoch) if due else {"top1": -1.0}
@@ -246,10 +246,10 @@ class Trainer:
 
     def _timed_evaluation(self, epoch: int) -> dict[str, float]:
         started = time.perf_counter()
-        measures = self._measure(self.evaluations[0], self.config.eval_views)
+        measures = self._measure(self.evaluations[0], self.config.eval.eval_views)
         timing = {"seconds": time.perf_counter() - started}
         self.recorder.write("eval", self.step, {"epoch": epoch, **measures}, timing)
-        self.recorder.console.epoch(epoch, self.config.epochs, measures)
+        self.recorder.console.epoch(epoch, self.config.optim.epochs, measures)
         return measures
 
     def _measure(self, evaluation: Evaluation, views: int) -> dict[str, float]:
@@ -272,7 +272,7 @@ class Trainer:
         self.recorder.console.status(values, timing["views_per_s"])
 
     def _finish(self) -> dict[str, Any]:
-        *held_out, measures = (self._measure(e, self.config.tta) for e in self.evaluations)
+        *held_out, measures = (self._measure(e, self.config.eval.tta) for e in self.evaluations)
         if not self.recorder.has_best:
             self.recorder.save(self.state_dict(), best=True)
         timing = self.speed.whole_run()
@@ -299,7 +299,7 @@ class Trainer:
 
     def _profiler(self) -> Profiler:
         steps = None
-        if self.config.profile and self.group.is_first:
+        if self.config.run.profile and self.group.is_first:
             steps = steps_to_record(self.step, self.last_step, self.steps_per_epoch)
         path = self.recorder.path / "trace.json"
         return Profiler(steps, path, self.device, self.recorder.console.line)
@@ -308,7 +308,7 @@ class Trainer:
         rank = f"rank {self.group.rank}" if self.group.ranks > 1 else "the training"
         file = self.recorder.path / "stall.txt" if self.group.is_first else None
         return Watchdog(
-            self.config.stall_timeout, name=rank, file=file, save=self._save_before_ending
+            self.config.run.stall_timeout, name=rank, file=file, save=self._save_before_ending
         )
 
     # --- state ---
@@ -329,7 +329,7 @@ class Trainer:
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "config": self.config.to_dict(),
+            "config": self.config.to_flat(),
             "classes": list(self.train_images.classes),
             "launch": launch_name(),
             **self.learner.state_dict(),

@@ -78,9 +78,9 @@ def export_network(
     """Write a network as a file that has been read back and gives the same logits, or none."""
     model = copy.deepcopy(model).float().eval()
     with _writable(path) as temporary:
-        with _explained(f"{config.model} cannot be written as {to}"):
+        with _explained(f"{config.model.model} cannot be written as {to}"):
             FORMATS[to].write(temporary, model, random_images(_TRACED_BATCH, config), metadata)
-        with _explained(f"{config.model} cannot be run from its {to} file"):
+        with _explained(f"{config.model.model} cannot be run from its {to} file"):
             difference, largest = compare(FORMATS[to].read(temporary), model, config)
         # Written so that what is no number is too large.
         if not difference <= TOLERANCE * largest:
@@ -117,8 +117,8 @@ def compare(network: Network, model: nn.Module, config: TrainConfig) -> tuple[fl
 def random_images(count: int, config: TrainConfig) -> Tensor:
     """[count, 3, S, S] fp32: random levels, normalized as in training; always the same ones."""
     generator = torch.Generator().manual_seed(count)
-    levels = 255 * torch.rand(count, 3, config.size, config.size, generator=generator)
-    mean, deviation = (torch.tensor(v)[:, None, None] for v in NORMALIZATION[config.normalize])
+    levels = 255 * torch.rand(count, 3, config.view.size, config.view.size, generator=generator)
+    mean, deviation = (torch.tensor(v)[:, None, None] for v in NORMALIZATION[config.view.normalize])
     return (levels - mean) / deviation
 
 

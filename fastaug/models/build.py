@@ -69,9 +69,9 @@ def build_model(
 def build_configured_model(config: TrainConfig, num_classes: int) -> nn.Module:
     """The network that a config names."""
     return build_model(
-        config.model,
+        config.model.model,
         num_classes,
-        dropout=config.dropout,
-        stochastic_depth=config.stochastic_depth,
-        image_size=config.size,
+        dropout=config.model.dropout,
+        stochastic_depth=config.model.stochastic_depth,
+        image_size=config.view.size,
     )

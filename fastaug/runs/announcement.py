@@ -27,8 +27,8 @@ def announcement(
     good, *held_out, tested = (len(images) - len(images.bad) for images in (train, *measured))
     held = f", {held_out[0]:,} held-out" if held_out else ""
     yield (
-        f"{config.model} on {config.data}: {good:,} training{held} and {tested:,} test images, "
-        f"{len(train.classes)} classes, {config.size} px"
+        f"{config.model.model} on {config.data.data}: {good:,} training{held} and {tested:,} test images, "
+        f"{len(train.classes)} classes, {config.view.size} px"
     )
     if train.bad:
         yield (
@@ -37,16 +37,16 @@ def announcement(
         )
     where = f"{group.ranks} ranks, each on {device}" if group.ranks > 1 else f"{device}"
     yield (
-        f"{config.epochs * steps_per_epoch:,} steps of {config.images_per_step} images x "
-        f"{config.views} views on {where}, {config.precision}, {config.loader} loader; "
-        f"run folder {config.out}"
+        f"{config.optim.epochs * steps_per_epoch:,} steps of {config.images_per_step} images x "
+        f"{config.view.views} views on {where}, {config.run.precision}, {config.data.loader} loader; "
+        f"run folder {config.run.out}"
     )
     left_over = len(train) - steps_per_epoch * config.images_per_step
     if left_over > 0:
         yield f"an epoch has whole steps: it leaves out {left_over} images, others each time"
     if left_over < 0:
         yield f"an epoch has whole steps: the last one repeats {-left_over} of its images"
-    if config.augment == "none" and config.views > 1:
+    if config.view.augment == "none" and config.view.views > 1:
         yield "all views of an image are the same with --augment none; --views 1 costs less"
-    if config.randaugment_policy != "nfnet" and config.augment != "randaugment":
+    if config.view.randaugment_policy != "nfnet" and config.view.augment != "randaugment":
         yield "--randaugment-policy has no effect without --augment randaugment"

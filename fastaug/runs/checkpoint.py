@@ -158,12 +158,12 @@ def check_continuable(
     state: dict[str, Any], config: TrainConfig, classes: Sequence[str], name: str
 ) -> None:
     """Refuse to continue a checkpoint of that name with other settings or classes than its own."""
-    if differing := TrainConfig.from_dict(state["config"]).differences(config):
+    if differing := TrainConfig.from_flat(**state["config"]).differences(config):
         raise CheckpointError(
             f"{name} cannot be continued with other settings; it has {', '.join(differing)}"
         )
     if list(classes) != state["classes"]:
-        raise CheckpointError(f"{name} was trained on other classes than {config.data} has")
+        raise CheckpointError(f"{name} was trained on other classes than {config.data.data} has")
 
 
 def evaluated_weights(state: dict[str, Any]) -> dict[str, Any]:

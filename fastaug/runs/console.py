@@ -85,13 +85,13 @@ class RunConsole:
             top1 = _percent(validation, "top1", "top5")
             held_out, of = [("held-out images, top-1 / top-5", top1)], " of the held-out images"
         rows = [
-            ("run", f"{config.out} ({ended})"),
-            ("model", f"{config.model}, {summary['parameters']:,} parameters"),
+            ("run", f"{config.run.out} ({ended})"),
+            ("model", f"{config.model.model}, {summary['parameters']:,} parameters"),
             (
                 "objective",
-                f"average {config.average}, {config.views} views, KL weight {config.kl_weight:g}",
+                f"average {config.loss.average}, {config.view.views} views, KL weight {config.loss.kl_weight:g}",
             ),
-            *measure_rows(summary["measures"], config.tta),
+            *measure_rows(summary["measures"], config.eval.tta),
             *held_out,
             ("best epoch, top-1", f"{100 * summary['best_top1']:.1f}%{of}"),
             (

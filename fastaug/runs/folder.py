@@ -54,7 +54,7 @@ class RunFolder:
             with ExitStack() as undo:
                 undo.callback(self._lock.release)
                 self._check_still(resume_step)
-                write_json(path / "config.json", config.to_dict())
+                write_json(path / "config.json", config.to_flat())
                 metrics = path / "metrics.jsonl"
                 self._keep_metrics_until(metrics, resume_step or 0, evaluated_epochs)
                 self._metrics = os.open(metrics, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)

@@ -21,7 +21,7 @@ def draw_views(
     """The first images of a batch with their labels, in levels as they were before normalizing."""
     levels = denormalize(batch.views[:rows].cpu(), config).permute(0, 1, 3, 4, 2).numpy()
     rows, columns = len(levels), levels.shape[1] + 1
-    cell = config.size * max(1, -(-CELL // config.size))
+    cell = config.view.size * max(1, -(-CELL // config.view.size))
     step = cell + _GAP
     sheet = Image.new(
         "RGB", (columns * step + _GAP, _LINE + rows * (step + _LINE) + _GAP), color=_PAPER

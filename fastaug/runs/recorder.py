@@ -34,7 +34,7 @@ class Recorder:
         resumed: bool,
     ) -> None:
         """steps: at which this run stops; done: of them before it, as evaluated_epochs."""
-        self.path = Path(config.out)
+        self.path = Path(config.run.out)
         self._config = config
         self._group = group
         self._active = group.is_first
@@ -54,7 +54,7 @@ class Recorder:
         )
         self._saver = CheckpointWriter(
             self.path,
-            keep=self._config.keep_checkpoints,
+            keep=self._config.run.keep_checkpoints,
             say=self.console.line,
             flush_records=self._folder.flush,
         )
@@ -120,9 +120,9 @@ class Recorder:
         config = self._config
         if not self._active:
             return False
-        if config.checkpoint_every and step % config.checkpoint_every == 0:
+        if config.run.checkpoint_every and step % config.run.checkpoint_every == 0:
             return True
-        seconds = 60 * config.checkpoint_minutes
+        seconds = 60 * config.run.checkpoint_minutes
         return bool(seconds) and time.monotonic() - self._last_saved >= seconds
 
     def save(self, state: dict[str, Any], *, best: bool = False) -> None:

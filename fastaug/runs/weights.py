@@ -19,18 +19,18 @@ from fastaug.runs.checkpoint import evaluated_weights
 from fastaug.config import TrainConfig
 from fastaug.views.reference import NORMALIZATION
 from fastaug.errors import CheckpointError
-from fastaug.models import build_configured_model
+from fastaug.models.build import build_configured_model
 
 
 def safetensors_metadata(state: dict[str, Any]) -> dict[str, str]:
     """What a checkpoint says of its network. The format knows strings alone: lists are JSON."""
-    config = TrainConfig.from_dict(state["config"])
-    mean, deviation = NORMALIZATION[config.normalize]
+    config = TrainConfig.from_flat(**state["config"])
+    mean, deviation = NORMALIZATION[config.view.normalize]
     return {
         "format": "pt",  # what libraries that read weights by this format look for
-        "model": config.model,
+        "model": config.model.model,
         "classes": json.dumps(list(state["classes"])),
-        "size": str(config.size),
+        "size": str(config.view.size),
         "input": "RGB, (level - mean) / std of levels 0 to 255, [N, 3, size, size]",
         "mean": json.dumps(mean),
         "std": json.dumps(deviation),
@@ -72,10 +72,10 @@ def model_from_safetensors(path: str | Path) -> nn.Module:
             f"{path}: has no {' and '.join(missing)} in its metadata; "
             "files of fastaug.export have, and those of other programs need their own reader"
         )
-    config = TrainConfig.from_dict(json.loads(metadata["config"]))
+    config = TrainConfig.from_flat(**json.loads(metadata["config"]))
     model = build_configured_model(config, len(json.loads(metadata["classes"])))
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:  # names or shapes, a line for each
-        raise CheckpointError(f"{path}: not the weights of a {config.model}") from error
+        raise CheckpointError(f"{path}: not the weights of a {config.model.model}") from error
     return model.eval()

@@ -94,19 +94,21 @@ def _cases() -> Iterator[_Case]:
     number = 0
     for interpolation in ("bilinear", "bicubic"):
         for antialias in (False, True):
-            config = TrainConfig(
+            config = TrainConfig.from_flat(
                 size=_SIZE,
                 interpolation=interpolation,
                 antialias=antialias,
-                views_dtype=dtypes[number % 3],  # type: ignore[arg-type]
+                views_dtype=dtypes[number % 3],
                 precision="bf16",
             )
             number += 1
             sizes, boxes = zip(*_BOXES, strict=True)
             plans = _plans([[(1, 1, *box), (0, 0, *box)] for box in boxes])
-            name = f"{interpolation}{', antialiased' if antialias else ''}, {config.views_dtype}"
+            name = (
+                f"{interpolation}{', antialiased' if antialias else ''}, {config.view.views_dtype}"
+            )
             yield _Case(name, [_picture(*size) for size in sizes], plans, config, _RESAMPLED)
-    config = TrainConfig(size=_SIZE, crop="pad", normalize="cifar")
+    config = TrainConfig.from_flat(size=_SIZE, crop="pad", normalize="cifar")
     plans = _plans([[(-4, 3, _SIZE, _SIZE), (2, -4, _SIZE, _SIZE)]])
     yield _Case("reflected at the edges", [_picture(_SIZE, _SIZE)], plans, config, 0)
     for magnitude in (3.0, 8.0):
@@ -115,7 +117,9 @@ def _cases() -> Iterator[_Case]:
 
 def _operations(magnitude: float) -> _Case:
     """Every operation by itself, and with another one before it."""
-    config = TrainConfig(size=_SIZE, augment="randaugment", randaugment_layers=2, views=16)
+    config = TrainConfig.from_flat(
+        size=_SIZE, augment="randaugment", randaugment_layers=2, views=16
+    )
     numbers = uniforms(0, 0, 0, np.arange(2), len(NAMES), 6).reshape(2, len(NAMES), 2, 3)
     numbers[..., 1, 0] = (np.arange(len(NAMES)) + 0.5) / len(NAMES)
     numbers[0, :, 0, 0] = 0.5 / len(NAMES)  # auto_contrast, which changes little

@@ -78,16 +78,16 @@ def engine_of(device: torch.device) -> ViewEngine:
 
 def resolve_engine(config: TrainConfig, device: torch.device) -> ViewEngine | None:
     """What --views-engine means here, which is said; None: DALI's operators."""
-    if config.views_engine == "dali":
+    if config.view.views_engine == "dali":
         _say("views engine: dali")
         return None
-    if config.augment == "randaugment" and config.randaugment_policy == "dali":
+    if config.view.augment == "randaugment" and config.view.randaugment_policy == "dali":
         _say("views engine: dali (its own RandAugment policy)")
         return None
     try:
         engine = fused_engine(device)
     except KernelUnavailableError as error:
-        if config.views_engine == "fused":
+        if config.view.views_engine == "fused":
             raise KernelUnavailableError(f"{error}; use --views-engine dali, or auto") from error
         _say(f"views engine: dali ({error})", logging.WARNING)
         return None
@@ -118,7 +118,7 @@ def plan_views(
     crop_sampling, seed, randaugment_layers, randaugment_magnitude.
     """
     check_images(images)
-    config = TrainConfig(views=views, batch_size=views, size=size, **options)
+    config = TrainConfig.from_flat(views=views, batch_size=views, size=size, **options)
     numbers = np.arange(len(images)) if indices is None else np.asarray(indices, np.int64)
     if numbers.shape != (len(images),) or numbers.min() < 0 or numbers.max() >= 2**32:
         raise DataError(

@@ -103,32 +103,34 @@ def draw_plans(
     config: TrainConfig, epoch: int, purpose: int, indices: np.ndarray, sizes: np.ndarray
 ) -> ViewPlans:
     """indices: [B], places in the data set; sizes: [B, 2], heights and widths -> their plans."""
-    layers = config.randaugment_layers if config.augment == "randaugment" else 0
-    shape = (len(indices), config.views)
-    if config.crop == "pad":
-        check_padded_sizes(sizes, config.size)
-    if config.augment == "none":
-        boxes = np.repeat(central_boxes(sizes, config)[:, None], config.views, axis=1)
+    layers = config.view.randaugment_layers if config.view.augment == "randaugment" else 0
+    shape = (len(indices), config.view.views)
+    if config.view.crop == "pad":
+        check_padded_sizes(sizes, config.view.size)
+    if config.view.augment == "none":
+        boxes = np.repeat(central_boxes(sizes, config)[:, None], config.view.views, axis=1)
         flips = np.zeros(shape, bool)
-        return ViewPlans(boxes, flips, *_no_operations(shape), config.size)
+        return ViewPlans(boxes, flips, *_no_operations(shape), config.view.size)
     draw_boxes = {"pad": _padded_boxes, "dali": _dali_boxes, "tf": _tf_boxes}
-    sampling = "pad" if config.crop == "pad" else config.crop_sampling
+    sampling = "pad" if config.view.crop == "pad" else config.view.crop_sampling
     # No more numbers than are used: for CIFAR they would be most of the work.
     places = [range(_BOX + _BOX_NUMBERS[sampling])]
     if layers:
         places.append(range(_LAYERS, _LAYERS + NUMBERS_PER_LAYER * layers))
-    numbers, *for_layers = uniforms_at(config.seed, epoch, purpose, indices, config.views, *places)
+    numbers, *for_layers = uniforms_at(
+        config.run.seed, epoch, purpose, indices, config.view.views, *places
+    )
     height, width = sizes[:, None, 0].astype(np.float64), sizes[:, None, 1].astype(np.float64)
     boxes = draw_boxes[sampling](numbers[..., _BOX:], height, width, config)
     operations, arguments = _no_operations(shape)
     if layers:
         operations, arguments = draw_operations(
             for_layers[0].reshape(*shape, layers, NUMBERS_PER_LAYER),
-            config.randaugment_policy,
-            config.randaugment_magnitude,
-            config.size,
+            config.view.randaugment_policy,
+            config.view.randaugment_magnitude,
+            config.view.size,
         )
-    return ViewPlans(boxes, numbers[..., _FLIP] < 0.5, operations, arguments, config.size)
+    return ViewPlans(boxes, numbers[..., _FLIP] < 0.5, operations, arguments, config.view.size)
 
 
 def _no_operations(shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
@@ -137,7 +139,7 @@ def _no_operations(shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
 
 def central_boxes(sizes: np.ndarray, config: TrainConfig) -> np.ndarray:
     """[B, 2] -> [B, 4]: the one view of an evaluation; of CIFAR it is the image itself."""
-    if config.crop == "pad":
+    if config.view.crop == "pad":
         return np.concatenate([np.zeros_like(sizes), sizes], axis=1).astype(np.int32)
     side = np.rint(sizes.min(axis=1) * CENTRAL).clip(1).astype(np.int32)
     return np.stack([*((sizes.T - side) // 2), side, side], axis=1).astype(np.int32)
@@ -150,14 +152,16 @@ def _padded_boxes(
     numbers: np.ndarray, height: np.ndarray, width: np.ndarray, config: TrainConfig
 ) -> np.ndarray:
     corner = np.floor(numbers * (2 * PAD + 1)) - PAD
-    return np.concatenate([corner, np.full_like(corner, config.size)], axis=-1).astype(np.int32)
+    return np.concatenate([corner, np.full_like(corner, config.view.size)], axis=-1).astype(
+        np.int32
+    )
 
 
 def _dali_boxes(
     numbers: np.ndarray, height: np.ndarray, width: np.ndarray, config: TrainConfig
 ) -> np.ndarray:
     """Area uniform, aspect ratio log-uniform, the first of ten that fits; as DALI draws it."""
-    low, high = config.crop_area
+    low, high = config.view.crop_area
     tall, wide = height[..., None], width[..., None]
     area = tall * wide * (low + (high - low) * numbers[..., :ATTEMPTS])
     edge = math.log(RATIO[1])  # RATIO is symmetric in the logarithm
@@ -196,7 +200,7 @@ def _tf_boxes(
     DeepMind's pipeline.
     """
     tall, wide = height[..., None], width[..., None]
-    least, most = (share * tall * wide for share in config.crop_area)
+    least, most = (share * tall * wide for share in config.view.crop_area)
     ratio = RATIO[0] + (RATIO[1] - RATIO[0]) * numbers[..., :ATTEMPTS]
     highest = np.rint(np.sqrt(most / ratio))
     within = np.floor((wide + 0.5 - 1e-7) / ratio)

@@ -62,8 +62,8 @@ class RenderSpec:
 
 def render_spec_of(config: TrainConfig) -> RenderSpec:
     return RenderSpec(
-        interpolation=config.interpolation,
-        antialias=config.antialias,
-        normalize=config.normalize,
-        dtype=VIEW_DTYPES[config.views_dtype],
+        interpolation=config.view.interpolation,
+        antialias=config.view.antialias,
+        normalize=config.view.normalize,
+        dtype=VIEW_DTYPES[config.view.views_dtype],
     )

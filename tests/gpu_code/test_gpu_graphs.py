@@ -96,9 +96,9 @@ def test_a_gpu_decodes_with_the_same_settings() -> None:
 class TestGpuPlacement:
     @pytest.mark.parametrize("decoded_on", ["cpu", "gpu"])
     def test_every_operator_has_a_place(self, changes: dict, decoded_on: str) -> None:
-        config = TrainConfig(**changes)
+        config = TrainConfig.from_flat(**changes)
         views = view_pipeline(config, "gpu", decoded_on, **GPU)
-        decoding = decode_pipeline(config, "gpu", config.crop == "pad", **GPU)
+        decoding = decode_pipeline(config, "gpu", config.view.crop == "pad", **GPU)
         assert misplaced(views) == []
         assert misplaced(decoding) == []
         places = {name: device for name, device, *_ in operators(decoding)}
@@ -107,7 +107,7 @@ class TestGpuPlacement:
 
     def test_all_work_on_pixels_is_on_the_gpu(self, changes: dict) -> None:
         """What stays on the host are the plans: their inputs, subscripts and conditions."""
-        views = view_pipeline(TrainConfig(**changes), "gpu", "gpu", **GPU)
+        views = view_pipeline(TrainConfig.from_flat(**changes), "gpu", "gpu", **GPU)
         on_host = {name for name, device, *_ in operators(views) if device == "cpu"}
         assert on_host <= {
             *("ExternalSource", "_TensorSubscript", "_ArithmeticGenericOp", "Cast", "Reshape"),
@@ -117,7 +117,7 @@ class TestGpuPlacement:
 
     def test_the_same_operators_run_on_the_cpu(self, changes: dict) -> None:
         on_cpu = {**GPU, "device_id": None}
-        config = TrainConfig(**changes)
+        config = TrainConfig.from_flat(**changes)
         ours = sorted(name for name, *_ in operators(view_pipeline(config, "cpu", "cpu", **on_cpu)))
         gpu = sorted(name for name, *_ in operators(view_pipeline(config, "gpu", "gpu", **GPU)))
         assert ours == gpu

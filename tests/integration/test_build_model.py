@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fastaug.errors import ConfigError
-from fastaug.models import build_model
+from fastaug.models.build import build_model
 from fastaug.models.head import Fp32Linear
 from fastaug.models.resnet18 import ResNet18
 from fastaug.models.wrn import WideResNet

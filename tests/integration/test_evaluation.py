@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -70,7 +69,7 @@ def test_the_measures_by_hand(tiny: Tiny, folder: Path, views: int, batch_size: 
         plans = []
         for changes in ({"augment": "none", "views": 1}, {"views": views, "batch_size": views}):
             if changes["views"]:
-                policy = replace(config, **changes)
+                policy = config.replace(**changes)
                 plans += draw_plans(policy, 0, TEST_VIEWS, *where).of_image(0)
         pixels = reference_views(image, plans, config).double().numpy().mean((1, 2))
         logits = pixels @ model.weight.detach().double().numpy()
@@ -132,7 +131,7 @@ class TestCommand:
     def run_folder(self, tiny: Tiny) -> Path:
         config = tiny(max_steps=3, tta=3)
         train.Trainer(config).fit()
-        return Path(config.out)
+        return Path(config.run.out)
 
     def test_everything_comes_from_the_checkpoint(
         self, run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
@@ -163,7 +162,7 @@ class TestCommand:
         """The engine of the views is the dali loader's: the torch loader refuses one."""
         config = tiny(max_steps=1, loader="dali", views_engine="dali")
         train.Trainer(config).fit()
-        assert cli.run(evaluate.main, [config.out, "--loader", "torch", "--tta", "0"]) == 0
+        assert cli.run(evaluate.main, [config.run.out, "--loader", "torch", "--tta", "0"]) == 0
 
     def test_other_classes_are_refused(
         self, run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture

@@ -25,7 +25,7 @@ from fastaug.config import TrainConfig
 from fastaug.export import ExportConfig
 from fastaug.exporters import formats as exporting
 from fastaug.exporters.folding import fold_constants
-from fastaug.models import build_model
+from fastaug.models.build import build_model
 from fastaug.runs import checkpoint
 from fastaug.runs.weights import (
     model_from_safetensors,
@@ -43,7 +43,7 @@ FORMATS = {"safetensors": ".safetensors", "onnx": ".onnx", "torch-export": ".pt2
 def network_of(config: TrainConfig) -> nn.Module:
     """Every weight is moved: at 0, where gains and running means begin, mistakes are not seen."""
     torch.manual_seed(0)
-    model = build_model(config.model, len(CLASSES), image_size=config.size)
+    model = build_model(config.model.model, len(CLASSES), image_size=config.view.size)
     with torch.no_grad():
         for value in model.state_dict().values():
             if value.is_floating_point():
@@ -60,7 +60,7 @@ def save(tiny: Tiny, tmp_path: Path) -> Save:
         model = network_of(config)
         weights = model.state_dict()
         state: dict[str, Any] = {
-            "config": config.to_dict(),
+            "config": config.to_flat(),
             "classes": CLASSES,
             "model": weights,
             "ema": None,
@@ -159,7 +159,7 @@ def test_every_family_of_models(
 ) -> None:
     config = tiny(model=model, size=size)
     network = network_of(config)
-    metadata = safetensors_metadata({"config": config.to_dict(), "classes": CLASSES, "step": 1})
+    metadata = safetensors_metadata({"config": config.to_flat(), "classes": CLASSES, "step": 1})
     files = {to: tmp_path / f"x{FORMATS[to]}" for to in formats}
     for to, file in files.items():
         exported = exporting.export_network(to, file, network, config, metadata)

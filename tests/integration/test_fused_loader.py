@@ -90,25 +90,27 @@ class TestViews:
         ids=str,
     )
     def test_of_files_are_the_torch_loader_s(self, photos: str, changes: dict) -> None:
-        config = TrainConfig(
+        config = TrainConfig.from_flat(
             **{"data": photos, "size": 32, "batch_size": 16, "workers": 0} | changes
         )
-        ours = list(fastaug.build_loader(replace(config, **FUSED)))
+        ours = list(fastaug.build_loader(config.replace(**FUSED)))
         same(ours, list(fastaug.build_loader(config)), 2e-4)
 
     @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
     def test_in_half_precision(self, photos: str, dtype: str) -> None:
-        config = TrainConfig(data=photos, batch_size=16, precision="bf16", views_dtype=dtype)  # type: ignore[arg-type]
-        ours = list(fastaug.build_loader(replace(config, **FUSED)))
+        config = TrainConfig.from_flat(
+            data=photos, batch_size=16, precision="bf16", views_dtype=dtype
+        )  # type: ignore[arg-type]
+        ours = list(fastaug.build_loader(config.replace(**FUSED)))
         # The last bit, where fp32 differed in its last one.
         same(ours, list(fastaug.build_loader(config)), 0.15 if dtype == "fp16" else 1.0)
 
     def test_with_randaugment(self, photos: str) -> None:
         """Levels before the operations may differ by one where a sum meets a whole level."""
-        config = TrainConfig(
+        config = TrainConfig.from_flat(
             data=photos, size=40, views=8, batch_size=32, augment="randaugment", crop_area=(0.2, 1)
         )
-        ours = list(fastaug.build_loader(replace(config, **FUSED)))
+        ours = list(fastaug.build_loader(config.replace(**FUSED)))
         theirs = list(fastaug.build_loader(config))
         pairs = zip(ours, theirs, strict=True)
         off = torch.stack([(a.views - b.views).abs() for a, b in pairs])
@@ -119,7 +121,7 @@ class TestViews:
     def test_of_data_in_memory_are_the_torch_loader_s_to_the_last_bit(
         self, in_memory: str, augment: str, batch_size: int
     ) -> None:
-        config = TrainConfig(
+        config = TrainConfig.from_flat(
             data=in_memory,
             crop="pad",
             size=20,
@@ -127,24 +129,24 @@ class TestViews:
             augment=augment,  # type: ignore[arg-type]
             batch_size=batch_size,
         )
-        ours, theirs = (fastaug.build_loader(c) for c in (replace(config, **FUSED), config))
+        ours, theirs = (fastaug.build_loader(c) for c in (config.replace(**FUSED), config))
         for _ in range(2):  # epochs
             same(list(ours), list(theirs), 0)
 
     def test_evaluation_views(self, photos: str) -> None:
-        config = TrainConfig(data=photos, workers=0)
+        config = TrainConfig.from_flat(data=photos, workers=0)
         images = open_split(photos, "test")
         for views in (0, 3):
             ours, theirs = (
                 build_evaluation_loader(c, images, views=views, batch_size=10)
-                for c in (replace(config, **FUSED), config)
+                for c in (config.replace(**FUSED), config)
             )
             same(list(ours), list(theirs), 2e-4)
 
     @pytest.mark.parametrize("workers", [0, 1, 5])
     def test_workers_and_prefetch_change_nothing(self, photos: str, workers: int) -> None:
-        config = TrainConfig(data=photos, augment="randaugment", batch_size=8, **FUSED)
-        other = replace(config, workers=workers, prefetch=1 + workers)
+        config = TrainConfig.from_flat(data=photos, augment="randaugment", batch_size=8, **FUSED)
+        other = config.replace(workers=workers, prefetch=1 + workers)
         same(list(fastaug.build_loader(config)), list(fastaug.build_loader(other)), 0)
 
 
@@ -152,7 +154,7 @@ class TestRuns:
     @pytest.mark.parametrize("at", [1, 2, 5])
     def test_it_goes_on_where_it_was_stopped(self, in_memory: str, at: int) -> None:
         """Batches that are made at once are handed out one by one."""
-        config = TrainConfig(data=in_memory, crop="pad", size=20, batch_size=16, **FUSED)
+        config = TrainConfig.from_flat(data=in_memory, crop="pad", size=20, batch_size=16, **FUSED)
         whole = list(fastaug.build_loader(config))
         first = fastaug.build_loader(config)
         before = list(islice(first, at))
@@ -161,7 +163,7 @@ class TestRuns:
         same([*before, *second], whole, 0)
 
     def test_a_pass_that_is_broken_off_leaves_nothing_behind(self, photos: str) -> None:
-        loader = fastaug.build_loader(TrainConfig(data=photos, batch_size=8, **FUSED))
+        loader = fastaug.build_loader(TrainConfig.from_flat(data=photos, batch_size=8, **FUSED))
         whole = list(loader)
         for count in (0, 1, 2):
             loader.set_epoch(0)
@@ -177,7 +179,7 @@ class TestRuns:
     ) -> None:
         monkeypatch.setattr(reading, "RETRY_PAUSES", (0.01,))
         shutil.copytree(photos, tmp_path / "copy")
-        config = TrainConfig(data=str(tmp_path / "copy"), batch_size=8, **FUSED)
+        config = TrainConfig.from_flat(data=str(tmp_path / "copy"), batch_size=8, **FUSED)
         loader = fastaug.build_loader(config)
         victim = sorted((tmp_path / "copy/train").rglob("*.jpeg"))[0]
         victim.write_bytes(encode(Image.new("RGB", (6, 5)), "JPEG"))
@@ -185,7 +187,7 @@ class TestRuns:
             list(loader)
 
     def test_views_keep_their_memory_when_the_loader_is_gone(self, in_memory: str) -> None:
-        config = TrainConfig(data=in_memory, crop="pad", size=20, batch_size=8, **FUSED)
+        config = TrainConfig.from_flat(data=in_memory, crop="pad", size=20, batch_size=8, **FUSED)
         expected = [batch.views.clone() for batch in fastaug.build_loader(config)]
         batches = list(fastaug.build_loader(config))
         for batch, views in zip(batches, expected, strict=True):
@@ -195,8 +197,8 @@ class TestRuns:
         """torch aborts where it finds a tensor and a view of it in what Python throws away."""
         script = (
             "import fastaug, types\n"
-            f"config = fastaug.TrainConfig(data={in_memory!r}, crop='pad', size=20, batch_size=8,"
-            " loader='dali', views_engine='fused')\n"
+            f"config = fastaug.TrainConfig.from_flat(data={in_memory!r}, crop='pad', size=20,"
+            " batch_size=8, loader='dali', views_engine='fused')\n"
             "kept = types.SimpleNamespace(batches=iter(fastaug.build_loader(config)))\n"
             "kept.itself, kept.batch = kept, next(kept.batches)\n"
         )
@@ -205,7 +207,9 @@ class TestRuns:
 
     def test_in_a_forked_child(self, in_memory: str) -> None:
         """Which has none of the threads that its parent had."""
-        config = TrainConfig(data=in_memory, crop="pad", size=20, batch_size=8, workers=2, **FUSED)
+        config = TrainConfig.from_flat(
+            data=in_memory, crop="pad", size=20, batch_size=8, workers=2, **FUSED
+        )
         loader = fastaug.build_loader(config)
         expected = list(loader)
 
@@ -254,7 +258,7 @@ class TestChoice:
         monkeypatch.setattr(engine, "_said", [])
 
     def config(self, **changes: object) -> TrainConfig:
-        return TrainConfig(**{"loader": "dali"} | changes)  # type: ignore[arg-type]
+        return TrainConfig.from_flat(**{"loader": "dali"} | changes)  # type: ignore[arg-type]
 
     def test_auto_takes_the_fused_one_and_says_so_once(
         self, caplog: pytest.LogCaptureFixture
@@ -277,7 +281,7 @@ class TestChoice:
         config = self.config(augment="randaugment", randaugment_policy="dali")
         with caplog.at_level(logging.INFO, "fastaug"):
             engine.resolve_engine(config, torch.device("cpu"))
-            engine.resolve_engine(replace(config, augment="none"), torch.device("cpu"))
+            engine.resolve_engine(config.replace(augment="none"), torch.device("cpu"))
         assert [text for text in caplog.messages if "engine" in text] == [
             "views engine: dali (its own RandAugment policy)"
         ]

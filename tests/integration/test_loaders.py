@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -65,11 +64,11 @@ def test_views_depend_on_seed_epoch_image_and_view_alone(tiny: Tiny, augment: st
     config = tiny(augment=augment)
     expected = epoch_of(config)
     others = {
-        "workers": epoch_of(replace(config, workers=2)),
-        "batch size": epoch_of(replace(config, batch_size=24)),
+        "workers": epoch_of(config.replace(workers=2)),
+        "batch size": epoch_of(config.replace(batch_size=24)),
         "ranks": {**epoch_of(config, rank=0, ranks=2), **epoch_of(config, rank=1, ranks=2)},
-        "accumulation": epoch_of(replace(config, accumulate=2)),
-        "number of views": epoch_of(replace(config, views=4, batch_size=32)),
+        "accumulation": epoch_of(config.replace(accumulate=2)),
+        "number of views": epoch_of(config.replace(views=4, batch_size=32)),
     }
     for name, found in others.items():
         common = expected.keys() & found.keys()
@@ -81,7 +80,7 @@ def test_views_depend_on_seed_epoch_image_and_view_alone(tiny: Tiny, augment: st
 def test_views_differ_by_seed_epoch_image_and_view(tiny: Tiny) -> None:
     config = tiny(batch_size=24)
     first = epoch_of(config)
-    for other in (epoch_of(replace(config, seed=1)), epoch_of(config, epoch=1)):
+    for other in (epoch_of(config.replace(seed=1)), epoch_of(config, epoch=1)):
         assert not any(torch.equal(first[i], other[i]) for i in first.keys() & other.keys())
     assert not any(torch.equal(views[0], views[1]) for views in first.values())
 
@@ -99,7 +98,7 @@ def test_ranks_and_parts_make_up_the_batches_of_one(
     tiny: Tiny, ranks: int, accumulate: int
 ) -> None:
     config = tiny(batch_size=24, accumulate=accumulate)
-    whole = [b.indices.tolist() for b in fastaug.build_loader(replace(config, accumulate=1))]
+    whole = [b.indices.tolist() for b in fastaug.build_loader(config.replace(accumulate=1))]
     loaders = [fastaug.build_loader(config, rank=rank, ranks=ranks) for rank in range(ranks)]
     assert {len(loader) for loader in loaders} == {len(whole) * accumulate}
     together = [
@@ -186,7 +185,7 @@ def test_shards_give_the_views_of_the_folder(
     WRITERS[suffix](tmp_path / f"val{suffix}", samples[:9])
     config = tiny(batch_size=24)
     expected = epoch_of(config)
-    found = epoch_of(replace(config, data=str(tmp_path)))
+    found = epoch_of(config.replace(data=str(tmp_path)))
     assert found.keys() == expected.keys()
     for index, views in expected.items():
         assert torch.equal(found[index], views)
@@ -309,7 +308,7 @@ class TestBadFiles:
         ):
             list(loader)
         if damage != "gone":  # a new run leaves it out, and one with the file mended has it again
-            again = fastaug.build_loader(replace(config, max_bad=0.05))
+            again = fastaug.build_loader(config.replace(max_bad=0.05))
             assert list(again.images.bad) == [again.images.files.index(bad)]
 
     def test_formats_that_dali_does_not_know(self, tiny: Tiny, data: Path) -> None:

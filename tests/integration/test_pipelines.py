@@ -7,7 +7,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -55,7 +54,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def levels(batch: ViewBatch, config: TrainConfig) -> np.ndarray:
-    mean, deviation = (np.array(v)[:, None, None] for v in NORMALIZATION[config.normalize])
+    mean, deviation = (np.array(v)[:, None, None] for v in NORMALIZATION[config.view.normalize])
     return batch.views.double().numpy() * deviation + mean
 
 
@@ -80,8 +79,8 @@ class TestViews:
     )
     def test_they_are_the_torch_loader_s(self, photos: Path, changes: dict) -> None:
         """To the edges: both repeat the edge pixels of the crop."""
-        config = TrainConfig(**{"data": str(photos), "size": 32, "workers": 0} | changes)
-        ours = list(fastaug.build_loader(replace(config, **OPERATORS)))
+        config = TrainConfig.from_flat(**{"data": str(photos), "size": 32, "workers": 0} | changes)
+        ours = list(fastaug.build_loader(config.replace(**OPERATORS)))
         theirs = list(fastaug.build_loader(config))
         assert len(ours) == len(theirs) == 1
         for one, other in zip(ours, theirs, strict=True):
@@ -89,7 +88,7 @@ class TestViews:
             assert torch.equal(one.labels, other.labels)
             # DALI takes its cubic weights from a table: a tenth of a level. Places in fp32 are
             # all that differs in bilinear ones: a hundredth.
-            cubic = config.interpolation == "bicubic"
+            cubic = config.view.interpolation == "bicubic"
             difference = np.abs(levels(one, config) - levels(other, config))
             assert difference.max() < (0.15 if cubic else 0.01)
             assert difference.mean() < (0.02 if cubic else 0.001)
@@ -103,9 +102,9 @@ class TestViews:
             rng = np.random.default_rng(0)
             images = rng.integers(0, 256, (40, 20, 20, 3), np.uint8)
             np.savez(tmp_path / "set.npz", images=images, labels=np.arange(40) % 2)
-            config = replace(config, data=str(tmp_path / "set.npz"))
+            config = config.replace(data=str(tmp_path / "set.npz"))
         for one, other in zip(
-            fastaug.build_loader(replace(config, **OPERATORS)),
+            fastaug.build_loader(config.replace(**OPERATORS)),
             fastaug.build_loader(config),
             strict=True,
         ):
@@ -123,7 +122,7 @@ class TestViews:
             randaugment_layers=3,
             randaugment_magnitude=7.0,
         )
-        loader = fastaug.build_loader(replace(config, **OPERATORS))
+        loader = fastaug.build_loader(config.replace(**OPERATORS))
         keys, compared = list(loader.batches()), 0
         for key, one, other in zip(keys, loader, fastaug.build_loader(config), strict=True):
             sizes = np.full((len(key.indices), 2), 20)
@@ -141,7 +140,7 @@ class TestViews:
         self, interpolation: str, antialias: bool
     ) -> None:
         """DALI's weights do not sum to 1 either; invert shows the level that an operation gets."""
-        config = TrainConfig(
+        config = TrainConfig.from_flat(
             size=16,
             augment="randaugment",
             randaugment_layers=1,
@@ -172,7 +171,7 @@ class TestViews:
 
         An image whose crop has the size of the view is only cut out.
         """
-        config = TrainConfig(data=str(photos), size=32, **OPERATORS)
+        config = TrainConfig.from_flat(data=str(photos), size=32, **OPERATORS)
         images = open_split(str(photos), "test")
         checked = 0
         for size in range(18, 106):
@@ -183,7 +182,7 @@ class TestViews:
                 side = int(np.rint(min(height, width) * 0.875))
                 if side != size:
                     continue
-                policy = replace(config, size=size)
+                policy = config.replace(size=size)
                 loader = loader or build_evaluation_loader(policy, images, views=0, batch_size=64)
                 (batch,) = loader
                 top, left = (height - side) // 2, (width - side) // 2
@@ -196,9 +195,9 @@ class TestViews:
     @pytest.mark.parametrize("loader", [{"loader": "torch"}, OPERATORS], ids=str)
     @pytest.mark.parametrize("name", ["fp16", "bf16"])
     def test_half_precision(self, photos: Path, loader: dict, name: str) -> None:
-        config = TrainConfig(data=str(photos), precision="bf16", workers=0, **loader)
+        config = TrainConfig.from_flat(data=str(photos), precision="bf16", workers=0, **loader)
         (full,) = fastaug.build_loader(config)
-        (half,) = fastaug.build_loader(replace(config, views_dtype=name))
+        (half,) = fastaug.build_loader(config.replace(views_dtype=name))
         dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}[name]
         assert half.views.dtype == dtype
         assert half.flat.is_contiguous(memory_format=torch.channels_last)
@@ -210,7 +209,7 @@ class TestViews:
         config = tiny(**OPERATORS)
         for one, other in zip(
             fastaug.build_loader(config),
-            fastaug.build_loader(replace(config, **changes)),
+            fastaug.build_loader(config.replace(**changes)),
             strict=True,
         ):
             assert torch.equal(one.views, other.views)
@@ -254,7 +253,7 @@ class TestMemory:
             "def resident():\n"
             "    pages = int(open('/proc/self/statm').read().split()[1])\n"
             "    return pages * 4096 / 2**20\n"
-            "config = TrainConfig.from_dict(json.loads(sys.argv[1]))\n"
+            "config = TrainConfig.from_flat(**json.loads(sys.argv[1]))\n"
             "loader = fastaug.build_loader(config)\n"
             "sizes = []\n"
             "for epoch in range(20):\n"
@@ -264,7 +263,7 @@ class TestMemory:
             "print(sizes[1], sizes[-1])\n"
         )
         config = tiny(**OPERATORS, augment="randaugment", size=64, batch_size=16)
-        command = [sys.executable, "-c", script, json.dumps(config.to_dict())]
+        command = [sys.executable, "-c", script, json.dumps(config.to_flat())]
         result = subprocess.run(command, capture_output=True, text=True, check=True)
         second, last = map(float, result.stdout.split())
         assert last < 1.05 * second, (second, last)
@@ -353,7 +352,7 @@ class TestDecode:
 
     def test_reflection_at_the_edges(self, folder: Path) -> None:
         images = open_split(str(folder), "train")
-        config = TrainConfig(crop="pad", size=20)
+        config = TrainConfig.from_flat(crop="pad", size=20)
         expected = np.pad(images.image(4), ((PAD, PAD), (PAD, PAD), (0, 0)), mode="reflect")
         found = run_decode(config, images.encoded(4), padded=True)
         np.testing.assert_array_equal(found, expected)

@@ -45,7 +45,7 @@ def test_it_shows_the_originals_and_the_views_of_the_training(
     flags = ["--data", str(folder), "--size", "64", "--views", "3", "--images", "4"]
     flags += ["--loader", loader, "--augment", "randaugment", "--seed", "5"]
     picture = draw(*flags, out=tmp_path / "x.png")
-    config = TrainConfig(
+    config = TrainConfig.from_flat(
         data=str(folder),
         size=64,
         views=3,
@@ -88,8 +88,8 @@ def test_a_flat_folder_and_any_number_of_views(folder: Path, tmp_path: Path) -> 
 
 def test_a_recipe_gives_its_size_and_policy(folder: Path) -> None:
     config = preview.configure(["--recipe", "imagenet-nfnet-f0", "--data", str(folder)])
-    assert (config.size, config.augment, config.views) == (224, "randaugment", 8)
-    assert config.out == "preview.png"
+    assert (config.view.size, config.view.augment, config.view.views) == (224, "randaugment", 8)
+    assert config.run.out == "preview.png"
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -160,7 +159,7 @@ def configs_of(name: str) -> list[TrainConfig]:
 @pytest.mark.parametrize("name", TABLE)
 def test_a_recipe_is_that_of_the_paper(name: str) -> None:
     config = get_recipe(name)
-    assert {key: getattr(config, key) for key in TABLE[name]} == TABLE[name]
+    assert {key: config.get(key) for key in TABLE[name]} == TABLE[name]
 
 
 def test_every_recipe_of_the_paper_is_compared() -> None:
@@ -172,19 +171,23 @@ def test_every_recipe_of_the_paper_is_compared() -> None:
 def test_an_experiment_is_that_of_the_paper(name: str) -> None:
     recipes, seeds = GRIDS[name]
     configs = configs_of(name)
-    assert {c.seed for c in configs} == set(range(seeds))
-    assert {c.recipe for c in configs} == set(recipes)
+    assert {c.run.seed for c in configs} == set(range(seeds))
+    assert {c.run.recipe for c in configs} == set(recipes)
     runs = 0
     for recipe, (objectives, rates, epochs) in recipes.items():
-        own = [c for c in configs if c.recipe == recipe]
-        assert {c.lr for c in own} == rates
-        assert {c.epochs for c in own} == epochs
+        own = [c for c in configs if c.run.recipe == recipe]
+        assert {c.optim.lr for c in own} == rates
+        assert {c.optim.epochs for c in own} == epochs
         for views, expected in objectives.items():
-            assert {(c.average, c.kl_weight) for c in own if c.views == views} == expected
+            assert {
+                (c.loss.average, c.loss.kl_weight) for c in own if c.view.views == views
+            } == expected
             runs += len(expected) * len(rates) * len(epochs) * seeds
         has_one_view = name in HAS_ONE_VIEW
-        assert {c.views for c in own} == set(objectives) | ({1} if has_one_view else set())
-        assert {(c.average, c.kl_weight) for c in own if c.views == 1} <= {("losses", 0.0)}
+        assert {c.view.views for c in own} == set(objectives) | ({1} if has_one_view else set())
+        assert {(c.loss.average, c.loss.kl_weight) for c in own if c.view.views == 1} <= {
+            ("losses", 0.0)
+        }
         runs += has_one_view * len(rates) * len(epochs) * seeds
     assert len(configs) == runs
 
@@ -198,8 +201,8 @@ def test_an_experiment_is_that_of_the_paper(name: str) -> None:
 )
 def test_a_sweep_of_the_weight(name: str, recipe: str, views: int, highest: float) -> None:
     configs = configs_of(name)
-    assert {(c.recipe, c.views) for c in configs} == {(recipe, views)}
-    weights = {c.kl_weight for c in configs}
+    assert {(c.run.recipe, c.view.views) for c in configs} == {(recipe, views)}
+    weights = {c.loss.kl_weight for c in configs}
     assert {0.0, 1.0, highest} <= weights
     assert max(weights) == highest
 
@@ -217,7 +220,7 @@ def test_names_tell_runs_apart() -> None:
 
 def test_changes_are_made_to_every_run_before_the_batch_is_checked() -> None:
     runs = expand([Grid("shapes", views=(1, 48))], [0], {"batch_size": 96})
-    assert [(c.views, c.images_per_step) for c in runs.values()] == [(1, 96), (48, 2)]
+    assert [(c.view.views, c.images_per_step) for c in runs.values()] == [(1, 96), (48, 2)]
     with pytest.raises(ConfigError, match="got 96, nearest: 90 or 105"):
         expand([Grid("shapes", views=(15,))], [0], {"batch_size": 96})
 
@@ -234,7 +237,7 @@ def test_every_recipe_starts(name: str, tmp_path: Path) -> None:
     """One step of the recipe's own network, data form and schedule; small, as there are many."""
     rng = np.random.default_rng(0)
     config = get_recipe(name)
-    side = 32 if config.size == 32 else 64
+    side = 32 if config.view.size == 32 else 64
     images = {
         "train_images": rng.integers(0, 256, (4, side, side, 3), np.uint8),
         "train_labels": np.arange(4) % 2,
@@ -242,13 +245,12 @@ def test_every_recipe_starts(name: str, tmp_path: Path) -> None:
         "test_labels": np.arange(2),
     }
     np.savez(tmp_path / "data.npz", **images)
-    config = replace(
-        config,
+    config = config.replace(
         data=str(tmp_path / "data.npz"),
         train_images=0,
         validation=0.0,
         size=side,
-        views=min(config.views, 2),
+        views=min(config.view.views, 2),
         batch_size=2,  # the least that batch norm takes
         max_steps=1,
         tta=0,

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -31,9 +30,9 @@ STEPS = 8  # of tiny(): 36 images, 8 in a step, 2 epochs
 
 
 def run(config: TrainConfig, name: str = "", checkpoint: Path | None = None) -> Path:
-    config = replace(config, out=f"{config.out}{name}")
+    config = config.replace(out=f"{config.run.out}{name}")
     Trainer(config, checkpoint).fit()
-    return Path(config.out)
+    return Path(config.run.out)
 
 
 def weights(folder: Path, name: str = "last.pt") -> dict[str, Tensor]:
@@ -92,10 +91,10 @@ def test_it_learns(tiny: Tiny) -> None:
 
 def test_two_runs_of_one_seed_are_the_same(tiny: Tiny) -> None:
     config = tiny(augment="randaugment", workers=1)
-    first, second = run(config, "1"), run(replace(config, workers=0), "2")
+    first, second = run(config, "1"), run(config.replace(workers=0), "2")
     assert metrics(first) == metrics(second)
     assert_same_weights(first, second)
-    other = run(replace(config, seed=1), "3")
+    other = run(config.replace(seed=1), "3")
     assert metrics(other) != metrics(first)
 
 
@@ -104,7 +103,7 @@ def test_two_runs_of_one_seed_are_the_same(tiny: Tiny) -> None:
 def test_stopping_after_any_step_changes_nothing(tiny: Tiny, stop: int, loader: str) -> None:
     config = tiny(accumulate=2, log_every=3, loader=loader)
     whole = run(config, "-whole")
-    stopped = run(replace(config, max_steps=stop))
+    stopped = run(config.replace(max_steps=stop))
     assert load_checkpoint(stopped / "last.pt")["step"] == stop
     resumed = run(config, checkpoint=stopped / "last.pt")
     assert_same_weights(resumed, whole)
@@ -132,12 +131,12 @@ def test_stopping_after_any_step_changes_nothing(tiny: Tiny, stop: int, loader: 
 def test_stopping_in_the_middle_of_an_epoch(tiny: Tiny, changes: dict) -> None:
     config = tiny(**changes)
     whole = run(config, "-whole")
-    stopped = run(replace(config, max_steps=5))
+    stopped = run(config.replace(max_steps=5))
     resumed = run(config, checkpoint=stopped / "last.pt")
     assert_same_weights(resumed, whole)
     assert metrics(resumed) == metrics(whole)
     ema = load_checkpoint(resumed / "last.pt")["ema"]
-    assert (ema is not None) == (config.ema > 0)
+    assert (ema is not None) == (config.optim.ema > 0)
     if ema is not None:
         expected = load_checkpoint(whole / "last.pt")["ema"]
         assert all(torch.equal(ema[name], expected[name]) for name in expected)
@@ -216,13 +215,13 @@ def test_a_run_goes_on_without_an_image_that_went_bad(
     victim = going.train_images.files[list(going.loader.batches())[2].indices[0]]
     victim.write_bytes(victim.read_bytes()[:300])
     going.fit()
-    out = Path(config.out)
+    out = Path(config.run.out)
     assert json.loads((out / "summary.json").read_text())["finished"]
     (line,) = (out / "bad-images.txt").read_text().splitlines()
     assert line.startswith(f"{victim}: ")
     capsys.readouterr()
     # A run that has known of it from the start, and goes on from where it was met.
-    again = run(replace(config, max_steps=6, out=f"{config.out}-again"))
+    again = run(config.replace(max_steps=6, out=f"{config.run.out}-again"))
     shown = capsys.readouterr().out
     assert "35 training and 15 test images" in shown
     assert "in the place of 1 bad training images come others" in shown
@@ -266,7 +265,7 @@ def test_an_error_of_the_data_loses_no_step(
     config = tiny(accumulate=accumulate, loader=loader)
     whole = run(config, "-whole")
     data = Path(shutil.copytree(folder, tmp_path / "data"))
-    config = replace(config, data=str(data))
+    config = config.replace(data=str(data))
     failing = Trainer(config)
     # The image that step 3 sees first: two steps are made before it.
     batches = list(failing.loader.batches())
@@ -275,9 +274,9 @@ def test_an_error_of_the_data_loses_no_step(
     victim.write_bytes(content[:100])
     with pytest.raises(DataError, match=victim.name):
         failing.fit()
-    assert load_checkpoint(Path(config.out) / "last.pt")["step"] == 2
+    assert load_checkpoint(Path(config.run.out) / "last.pt")["step"] == 2
     victim.write_bytes(content)
-    assert_same_weights(run(config, checkpoint=Path(config.out) / "last.pt"), whole)
+    assert_same_weights(run(config, checkpoint=Path(config.run.out) / "last.pt"), whole)
 
 
 def test_an_error_in_the_middle_of_a_step_loses_no_step(
@@ -297,7 +296,7 @@ def test_an_error_in_the_middle_of_a_step_loses_no_step(
     monkeypatch.setattr(learner, "objective", fails_once)
     with pytest.raises(RuntimeError, match="out of memory"):
         run(config)
-    folder = Path(config.out)
+    folder = Path(config.run.out)
     assert load_checkpoint(folder / "last.pt")["step"] == 2
     assert_same_weights(run(config, checkpoint=folder / "last.pt"), whole)
 
@@ -328,15 +327,24 @@ def test_compile(tiny: Tiny) -> None:
 def start_in_a_shell(config: TrainConfig, *more: str) -> subprocess.Popen:
     """A run of 160 steps as it is typed; comes back when its first steps are made."""
     flags = [
-        *("--data", config.data, "--model", config.model, "--size", "16", "--views", "2"),
+        *(
+            "--data",
+            config.data.data,
+            "--model",
+            config.model.model,
+            "--size",
+            "16",
+            "--views",
+            "2",
+        ),
         *("--batch-size", "16", "--epochs", "40", "--lr", "0.05", "--eval-every", "40"),
-        *("--workers", "1", "--tta", "2", "--log-every", "2", "--loader", config.loader),
+        *("--workers", "1", "--tta", "2", "--log-every", "2", "--loader", config.data.loader),
     ]
-    command = [sys.executable, "-m", "fastaug.train", *flags, "--out", config.out, *more]
+    command = [sys.executable, "-m", "fastaug.train", *flags, "--out", config.run.out, *more]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
-    metrics_file = Path(config.out) / "metrics.jsonl"
+    metrics_file = Path(config.run.out) / "metrics.jsonl"
     deadline = time.time() + 120
     while not (metrics_file.exists() and metrics_file.stat().st_size):
         assert process.poll() is None, process.communicate()
@@ -366,12 +374,12 @@ def test_a_signal_saves_and_ends(
     out, err = process.communicate(timeout=120)
     assert process.returncode == 128 + signum, err
     assert "Traceback" not in out + err
-    assert f"continue with --resume {config.out}" in out.replace("\n", "")
-    step = load_checkpoint(Path(config.out) / "last.pt")["step"]
+    assert f"continue with --resume {config.run.out}" in out.replace("\n", "")
+    step = load_checkpoint(Path(config.run.out) / "last.pt")["step"]
     assert 0 < step < 160
-    again = [sys.executable, "-m", "fastaug.train", "--resume", config.out]
+    again = [sys.executable, "-m", "fastaug.train", "--resume", config.run.out]
     subprocess.run(again, check=True, capture_output=True)
-    assert_same_weights(Path(config.out), run(config, "-whole"))
+    assert_same_weights(Path(config.run.out), run(config, "-whole"))
 
 
 def test_a_killed_run_ends_with_the_same_weights(tiny: Tiny) -> None:
@@ -379,7 +387,7 @@ def test_a_killed_run_ends_with_the_same_weights(tiny: Tiny) -> None:
     config = tiny(loader="dali", epochs=40, eval_every=40, augment="randaugment")
     flags = ("--checkpoint-every", "3", "--augment", "randaugment")
     process = start_in_a_shell(config, *flags)
-    last = Path(config.out) / "last.pt"
+    last = Path(config.run.out) / "last.pt"
     while not last.exists():
         assert process.poll() is None, process.communicate()
         time.sleep(0.005)
@@ -387,8 +395,8 @@ def test_a_killed_run_ends_with_the_same_weights(tiny: Tiny) -> None:
     process.communicate()
     step = load_checkpoint(last)["step"]
     assert 0 < step < 160
-    again = [sys.executable, "-m", "fastaug.train", "--resume", config.out]
+    again = [sys.executable, "-m", "fastaug.train", "--resume", config.run.out]
     subprocess.run(again, check=True, capture_output=True)
     whole = run(config, "-whole")
-    assert_same_weights(Path(config.out), whole)
-    assert metrics(Path(config.out)) == metrics(whole)
+    assert_same_weights(Path(config.run.out), whole)
+    assert metrics(Path(config.run.out)) == metrics(whole)

@@ -28,7 +28,7 @@ def graph(config: TrainConfig) -> DataNode:
 
 
 def config_of(layers: int, **changes: object) -> TrainConfig:
-    return TrainConfig(
+    return TrainConfig.from_flat(
         size=SIDE, augment="randaugment", randaugment_layers=layers, loader="dali", **changes
     )
 
@@ -42,7 +42,7 @@ def apply(
     pipeline: Pipeline, config: TrainConfig, views: np.ndarray, layers: list[list[tuple]]
 ) -> np.ndarray:
     """views: [B, S, S, 3]; for each of them its operations as (place in the list, arguments)."""
-    shape = (len(views), 1, config.randaugment_layers)
+    shape = (len(views), 1, config.view.randaugment_layers)
     operations, arguments = np.zeros(shape, np.int32), np.zeros((*shape, 4))
     for place, chosen in enumerate(layers):
         for layer, (operation, values) in enumerate(chosen):

@@ -37,7 +37,7 @@ def test_a_run_s_files(tmp_path: Path, tiny: Tiny) -> None:
         {"kind": "train", "step": 2, "loss": 1.5, "timing": {"views_per_s": 100.0}}
     ]
     config = json.loads((run.path / "config.json").read_text())
-    assert TrainConfig.from_dict(config) == tiny()
+    assert TrainConfig.from_flat(**config) == tiny()
     events = EventAccumulator(str(run.path))
     events.Reload()
     assert events.Scalars("train/loss")[0].value == 1.5
@@ -131,7 +131,7 @@ def test_the_share_of_waiting_for_data(
     slept = 8 * pause if slow == "loader" else 0
     assert slept <= waited < slept + 0.25  # what else the loader does
     assert f"{100 * timing['wait_for_data']:.0f}% waiting" in capsys.readouterr().out
-    trained = [r["timing"] for r in records(Path(config.out)) if r["kind"] == "train"]
+    trained = [r["timing"] for r in records(Path(config.run.out)) if r["kind"] == "train"]
     shares = [timing["wait_for_data"] for timing in trained]
     assert len(shares) == 4
     assert all(0 <= share <= 1 for share in shares)

@@ -18,7 +18,9 @@ SHAPES = [(375, 500), (64, 64), (40, 200), (300, 90), (13, 17)]
 
 
 def draw(count: int, shape: tuple[int, int], **changes: object) -> ViewPlans:
-    config = TrainConfig(**({"views": 1, "batch_size": 8, "crop_area": (0.08, 1.0)} | changes))
+    config = TrainConfig.from_flat(
+        **({"views": 1, "batch_size": 8, "crop_area": (0.08, 1.0)} | changes)
+    )
     return draw_plans(config, 3, TRAIN_VIEWS, np.arange(count), np.tile([shape], (count, 1)))
 
 
@@ -107,7 +109,7 @@ def test_boxes_lie_within_images_of_any_shape(sampling: str) -> None:
     rng = np.random.default_rng(0)
     sizes = np.concatenate([[[1, 1], [1, 500], [500, 1], [2, 3]], rng.integers(1, 90, (500, 2))])
     for area in ((0.08, 1.0), (0.001, 0.002), (1.0, 1.0)):
-        config = TrainConfig(crop_area=area, crop_sampling=sampling)
+        config = TrainConfig.from_flat(crop_area=area, crop_sampling=sampling)
         boxes = draw_plans(config, 0, TRAIN_VIEWS, np.arange(len(sizes)), sizes).boxes
         assert (boxes[..., 2:] >= 1).all()
         assert (boxes[..., :2] >= 0).all()
@@ -126,7 +128,7 @@ def test_boxes_lie_within_images_of_any_shape(sampling: str) -> None:
 def test_views_are_those_of_earlier_versions(sampling: str, boxes: list, augment: str) -> None:
     """As the first version drew them: a run that is resumed must not see other crops."""
     how = {"crop": "pad"} if sampling == "pad" else {"crop_sampling": sampling}
-    config = TrainConfig(seed=5, augment=augment, size=32, **how)
+    config = TrainConfig.from_flat(seed=5, augment=augment, size=32, **how)
     shape = (32, 32) if sampling == "pad" else (119, 251)
     plans = draw_plans(config, 2, TRAIN_VIEWS, np.array([149]), np.array([shape]))
     assert plans.size == 32

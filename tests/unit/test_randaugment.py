@@ -82,7 +82,7 @@ def test_the_input_is_not_changed() -> None:
 
 def drawn(count: int, size: int = 224, magnitude: float = 5) -> list[Operation]:
     """Four operations for each of so many images, one image after another."""
-    config = TrainConfig(
+    config = TrainConfig.from_flat(
         augment="randaugment",
         size=size,
         views=1,

@@ -28,7 +28,9 @@ def indices(schedule: Schedule) -> list[list[int]]:
 
 def training(count: int, last_batch: str, ranks: int, accumulate: int = 1) -> list[Schedule]:
     """A step has 6 images over all ranks, in `accumulate` parts."""
-    config = TrainConfig(views=2, batch_size=12, accumulate=accumulate, last_batch=last_batch)
+    config = TrainConfig.from_flat(
+        views=2, batch_size=12, accumulate=accumulate, last_batch=last_batch
+    )
     per_batch = config.images_per_part(ranks)
     return [
         Schedule(
@@ -91,7 +93,7 @@ def test_the_order_is_another_one_for_another_seed_or_epoch() -> None:
     first = indices(schedule)
     schedule.set_epoch(1)
     assert indices(schedule) != first
-    schedule.config = TrainConfig(views=2, batch_size=12, seed=1)
+    schedule.config = TrainConfig.from_flat(views=2, batch_size=12, seed=1)
     schedule.set_epoch(0)
     assert indices(schedule) != first
 
@@ -127,7 +129,7 @@ def test_an_evaluation_has_every_good_image_once(ranks: int, per_batch: int, bad
 
 
 def test_bad_images_are_replaced_and_nothing_else_moves() -> None:
-    config = TrainConfig(views=2, batch_size=12)
+    config = TrainConfig.from_flat(views=2, batch_size=12)
     kept = {"train": True, "images_per_batch": 6}
     whole, mended = (
         Schedule(image_set(60, bad), config, **kept) for bad in ({}, {7: "torn", 41: "empty"})
@@ -152,7 +154,7 @@ def test_bad_images_are_replaced_and_nothing_else_moves() -> None:
 
 def replaced(bad: dict[int, str], epoch: int, count: int = 60) -> list[int]:
     """The images of an epoch in their order."""
-    config = TrainConfig(views=2, batch_size=12)
+    config = TrainConfig.from_flat(views=2, batch_size=12)
     schedule = Schedule(image_set(count, bad), config, train=True, images_per_batch=6)
     schedule.set_epoch(epoch)
     return list(itertools.chain(*indices(schedule)))
@@ -193,7 +195,9 @@ def test_an_epoch_goes_on_with_another_number_of_ranks(
     first: int, then: int, last_batch: str, accumulate: int
 ) -> None:
     """Every image once, in steps of 24 images, whoever makes them."""
-    config = TrainConfig(views=2, batch_size=48, accumulate=accumulate, last_batch=last_batch)
+    config = TrainConfig.from_flat(
+        views=2, batch_size=48, accumulate=accumulate, last_batch=last_batch
+    )
     count = 120 if last_batch == "fill" else 130
 
     def of_ranks(ranks: int) -> list[Schedule]:

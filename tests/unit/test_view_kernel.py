@@ -343,7 +343,7 @@ def test_strides(layers: bool) -> None:
 def test_photographs(augment: str) -> None:
     files = sorted(Path(os.environ["FASTAUG_PHOTOS"]).rglob("*.jp*g"))
     assert files
-    config = TrainConfig(size=160, views=2, augment=augment, randaugment_layers=4)
+    config = TrainConfig.from_flat(size=160, views=2, augment=augment, randaugment_layers=4)
     for place, file in enumerate(files):
         image = np.array(Image.open(file).convert("RGB"))
         sizes = np.array([image.shape[:2]])
