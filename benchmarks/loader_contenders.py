@@ -38,10 +38,10 @@ from worker_loaders import (
 
 from fastaug.config import TrainConfig
 from fastaug.data.image_set import ImageSet
-from fastaug.data.sampler import Schedule
+from fastaug.data.sampler import BatchSampler
 from fastaug.engine.loaders import build_loader, scan_configured
 from fastaug.errors import ConfigError, KernelUnavailableError
-from fastaug.views.engine import fused_engine
+from fastaug.views.engine import fused_engine, resolve_engine
 
 Own = Literal["fused", "dali", "torch"]
 """fastaug's loaders, as --loader of the benchmark names them."""
@@ -74,7 +74,7 @@ def _fastaug(own: Own, images: ImageSet, config: TrainConfig, device: torch.devi
 
 
 def _surveyed(images: ImageSet, config: TrainConfig) -> ImageSet:
-    return scan_configured(config, images) if images.manifest is None else images
+    return scan_configured(config.data, images) if images.manifest is None else images
 
 
 Build = Callable[[ImageSet, TrainConfig, torch.device], Contender]
@@ -100,11 +100,14 @@ def decode_only(
     from fastaug.pipelines.loader import Stages
 
     images = repeated(images, config)
-    schedule = Schedule(images, config, train=True, images_per_batch=config.images_per_step)
-    stages = Stages(images, config, config.images_per_step, device)
+    shared = {"seed": config.run.seed, "images_per_batch": config.images_per_step}
+    sampler = BatchSampler(images, train=True, **shared)
+    engine = resolve_engine(config.view, device, report=False)
+    stages = Stages(images, config.data, config.view, engine, device=device, **shared)
 
     def batches() -> Iterator[Tensor]:
-        for _ in stages.decoded(key for _ in itertools.count() for key in schedule.batches()):
+        keys = (key for epoch in itertools.count() for key in sampler.batches(images, epoch))
+        for _ in stages.decoded(keys):
             yield torch.empty(0)
 
     return Contender(2 * config.data.prefetch, batches)  # read and decode

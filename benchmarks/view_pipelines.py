@@ -34,15 +34,14 @@ from fastaug.data.image_set import ImageSet
 from fastaug.data.sampler import BatchKey
 from fastaug.data.scan import scan_images
 from fastaug.data.sources import open_split_or_flat
-from fastaug.pipelines.decode import decode_pipeline
-from fastaug.pipelines.decoder import Planned
-from fastaug.pipelines.fused_views import FusedViews
-from fastaug.pipelines.views import (
+from fastaug.pipelines.dali_views import (
     normalized_views,
     plan_inputs,
     plan_sources,
     view_pipeline,
 )
+from fastaug.pipelines.decoder import Planned, decode_pipeline
+from fastaug.pipelines.fused_views import FusedViews
 from fastaug.views.engine import fused_engine
 from fastaug.views.philox import TRAIN_VIEWS
 from fastaug.views.plan import ViewPlans, draw_plans
@@ -117,7 +116,9 @@ def fused(images: ImageSet, config: TrainConfig, threads: int) -> Callable[[int]
 
 
 def wide(images: ImageSet, config: TrainConfig, threads: int) -> Callable[[int], None]:
-    make = view_pipeline(config, "cpu", "cpu", **_pipeline(IMAGES * config.view.views, threads))
+    make = view_pipeline(
+        config.view, "cpu", "cpu", **_pipeline(IMAGES * config.view.views, threads)
+    )
     return _decode_then(make, images, config, config, threads)
 
 
@@ -169,7 +170,7 @@ def _decode_then(
 
 def _decoder(images: ImageSet, config: TrainConfig, threads: int) -> Callable[[np.ndarray], Any]:
     """Places of images -> DALI's list of them."""
-    decoder = decode_pipeline(config, "cpu", **_pipeline(IMAGES, threads))
+    decoder = decode_pipeline("cpu", **_pipeline(IMAGES, threads))
 
     def decode(indices: np.ndarray) -> Any:
         decoder.feed_input("encoded", _contents(indices, images))
@@ -187,7 +188,7 @@ def _copies_pipeline(config: TrainConfig, encoded: bool) -> DataNode:
     else:
         images = fn.external_source(name="images", dtype=types.UINT8, ndim=3, layout="HWC")
     views = [
-        normalized_views(images, plan_sources(config, suffix=str(view)), config)
+        normalized_views(images, plan_sources(config.view, suffix=str(view)), config.view)
         for view in range(config.view.views)
     ]
     return fn.stack(*views)
@@ -198,7 +199,7 @@ def _stock_pipeline(config: TrainConfig) -> DataNode:
     images = fn.external_source(
         name="images", dtype=types.UINT8, ndim=3, layout="HWC", no_copy=True
     )
-    plan = plan_sources(config.replace(augment="crop-flip"))
+    plan = plan_sources(config.replace(augment="crop-flip").view)
     views = fn.slice(images, start=plan["start"], shape=plan["shape"], axes=[0, 1])
     if config.view.crop == "resized":
         size = [config.view.size, config.view.size]
@@ -278,12 +279,14 @@ def _contents(indices: np.ndarray, images: ImageSet) -> list | np.ndarray:
 
 
 def _plan(indices: np.ndarray, images: ImageSet, config: TrainConfig) -> dict[str, np.ndarray]:
-    return plan_inputs(_plans(indices, images, config), config)
+    return plan_inputs(_plans(indices, images, config), config.view)
 
 
 def _plans(indices: np.ndarray, images: ImageSet, config: TrainConfig) -> ViewPlans:
     assert images.manifest is not None
-    return draw_plans(config, 0, TRAIN_VIEWS, indices, images.manifest.sizes[indices])
+    return draw_plans(
+        config.view, config.run.seed, 0, TRAIN_VIEWS, indices, images.manifest.sizes[indices]
+    )
 
 
 def _options() -> argparse.Namespace:

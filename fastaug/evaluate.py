@@ -89,9 +89,9 @@ def _evaluate(options: EvaluateConfig, group: Group) -> None:
     device = resolve_device(options.device)
     avoid_broken_cpu_arithmetic(device, config.run.precision)
     keep_freed_memory(device)
-    model = build_configured_model(config, len(images.classes))
+    model = build_configured_model(config.model, len(images.classes), config.view.size)
     model.load_state_dict(evaluated_weights(state))
-    surveyed = group.in_turn(lambda: scan_configured(config, images))
+    surveyed = group.in_turn(lambda: scan_configured(config.data, images))
     evaluation = Evaluation(surveyed, config, device, group, batch_size=options.batch_size)
     measures = evaluation.measure(model.to(device), views=config.eval.tta)
     if not group.is_first:

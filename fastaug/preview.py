@@ -50,11 +50,11 @@ class PreviewConfig(TrainConfig):
 def main(args: Sequence[str]) -> int:
     config = configure(args)
     out = cli.output_file("--out", config.run.out)
-    images, _ = training_images(config, open_split_or_flat(config.data.data, "train"))
+    images, _ = training_images(config.data, open_split_or_flat(config.data.data, "train"))
     images_drawn = min(config.picture.images, len(images))
     config = config.replace(images=images_drawn, accumulate=1)
     batch = next(iter(build_loader(config, images)))
-    picture = draw_views(images, batch, config, rows=config.picture.images)
+    picture = draw_views(images, batch, config.view, rows=config.picture.images)
     try:
         picture.save(out)
     except (OSError, ValueError) as error:  # no rights, or a suffix that is no image's

@@ -13,7 +13,7 @@ from nvidia.dali.auto_aug.core import select, signed_bin
 from nvidia.dali.auto_aug.rand_augment import get_rand_augment_suite
 from nvidia.dali.data_node import DataNode
 
-from fastaug.config import TrainConfig
+from fastaug.views.config import ViewConfig
 from fastaug.views.plan import ViewPlans
 from fastaug.views.randaugment import DALI_NAMES, MOVES, NAMES, REFERENCE_SIZE, affine
 
@@ -26,31 +26,31 @@ DALI_BINS = 31
 
 
 def randaugment(
-    views: DataNode, choices: DataNode, numbers: DataNode, config: TrainConfig
+    views: DataNode, choices: DataNode, numbers: DataNode, config: ViewConfig
 ) -> DataNode:
     """views: [S, S, 3] uint8, choices: [N] int32, numbers: [N, NUMBERS] float, as from encode."""
-    for layer in range(config.view.randaugment_layers):
+    for layer in range(config.randaugment_layers):
         choice, own = choices[layer], numbers[layer]
-        if config.view.randaugment_policy == "nfnet":
-            views = select(list(_FAMILIES.values()), choice, views, own, config.view.size)
+        if config.randaugment_policy == "nfnet":
+            views = select(list(_FAMILIES.values()), choice, views, own, config.size)
         else:
             views = _dali_layer(views, choice, own, config)
     return views
 
 
-def encode(plans: ViewPlans, config: TrainConfig) -> tuple[np.ndarray, np.ndarray]:
+def encode(plans: ViewPlans, config: ViewConfig) -> tuple[np.ndarray, np.ndarray]:
     """The plans' operations, as the graph takes them: [B*K, N] int32, [B*K, N, NUMBERS] float32."""
-    operations = plans.operations.reshape(-1, config.view.randaugment_layers)
+    operations = plans.operations.reshape(-1, config.randaugment_layers)
     arguments = plans.arguments.reshape(*operations.shape, 4)
     numbers = np.zeros((*operations.shape, NUMBERS), np.float32)
     numbers[..., :4] = arguments
-    if config.view.randaugment_policy == "dali":
+    if config.randaugment_policy == "dali":
         return operations, numbers
     choices = np.zeros_like(operations)
     for place, name in enumerate(NAMES):
         chosen = operations == place
         values = arguments[chosen]
-        family, rows = _encode_one(name, values, config.view.size)
+        family, rows = _encode_one(name, values, config.size)
         choices[chosen] = list(_FAMILIES).index(family)
         numbers[chosen, : rows.shape[-1]] = rows
     return choices, numbers
@@ -179,7 +179,7 @@ def _truncated(levels: DataNode) -> DataNode:
 
 
 def _dali_layer(
-    views: DataNode, choice: DataNode, numbers: DataNode, config: TrainConfig
+    views: DataNode, choice: DataNode, numbers: DataNode, config: ViewConfig
 ) -> DataNode:
     suite = get_rand_augment_suite(use_shape=True, max_translate_rel=100 / REFERENCE_SIZE)
     assert tuple(augmentation.name for augmentation in suite) == DALI_NAMES
@@ -188,9 +188,9 @@ def _dali_layer(
         suite,
         choice,
         data=views,
-        magnitude_bin=signed_bin(int(config.view.randaugment_magnitude), negative),
+        magnitude_bin=signed_bin(int(config.randaugment_magnitude), negative),
         num_magnitude_bins=DALI_BINS,
         fill_value=FILL,
         interp_type=types.INTERP_LINEAR,
-        shape=types.Constant([config.view.size, config.view.size], dtype=types.INT32),
+        shape=types.Constant([config.size, config.size], dtype=types.INT32),
     )

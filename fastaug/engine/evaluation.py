@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from fastaug.config import TrainConfig
 from fastaug.data.image_set import ImageSet
-from fastaug.engine.loaders import Loader, build_evaluation_loader
+from fastaug.data.loader import ViewLoader
+from fastaug.engine.loaders import build_evaluation_loader
 from fastaug.kernels.objective import pairwise_kl
 from fastaug.runtime.device import autocast
 from fastaug.runtime.distributed import Group
@@ -37,7 +38,7 @@ class Evaluation:
         self._images, self._config, self._device = images, config, device
         self._group = group or Group()
         self._batch_size = batch_size
-        self._loaders: dict[int, Loader] = {}
+        self._loaders: dict[int, ViewLoader] = {}
 
     @property
     def image_sets(self) -> list[ImageSet]:
@@ -86,7 +87,7 @@ class Evaluation:
             model.train(was_training)
         return measures
 
-    def _loader(self, views: int) -> Loader:
+    def _loader(self, views: int) -> ViewLoader:
         if views not in self._loaders:
             self._loaders[views] = build_evaluation_loader(
                 self._config,
@@ -99,7 +100,7 @@ class Evaluation:
         return self._loaders[views]
 
     @torch.inference_mode()
-    def _predictions(self, model: nn.Module, loader: Loader) -> Iterator[tuple[Tensor, Tensor]]:
+    def _predictions(self, model: nn.Module, loader: ViewLoader) -> Iterator[tuple[Tensor, Tensor]]:
         """(logits: [B, K, C], labels: [B]) of each batch; the same views every time."""
         loader.set_epoch(0)
         for batch in loader:

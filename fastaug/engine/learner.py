@@ -38,13 +38,13 @@ class Learner:
         self.config = config
         self.device = device
         self.group = group or Group()
-        self.model = build_configured_model(config, classes).to(device)
+        self.model = build_configured_model(config.model, classes, config.view.size).to(device)
         if config.model.batch_norm == "sync":
             synchronize_batch_norm(self.model, config.model.model, self.group)
         self._ranks = _over_ranks(self.model, device) if self.group.ranks > 1 else None
         network = self._ranks or self.model
         self.network = torch.compile(network) if config.run.compile else network
-        self.optimizer = build_optimizer(self.model, config)
+        self.optimizer = build_optimizer(self.model, config.optim)
         self.scaler = torch.amp.GradScaler(device.type, enabled=config.run.precision == "fp16")
         self.ema = AveragedModel(self.model, device, use_buffers=True) if config.optim.ema else None
         self._buffers = list(self.model.buffers())

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fastaug.config import TrainConfig
+from fastaug.engine.config import OptimConfig
 from fastaug.errors import ConfigError
 
 
@@ -30,15 +30,15 @@ def decay_groups(model: nn.Module, weight_decay: float) -> list[dict]:
     ]
 
 
-def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
+def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
     """SGD whose decay is added to the gradient before the momentum, as in the paper."""
-    groups = decay_groups(model, config.optim.weight_decay)
+    groups = decay_groups(model, config.weight_decay)
     settings: dict[str, Any] = {
-        "lr": config.optim.lr,
-        "momentum": config.optim.momentum,
-        "nesterov": config.optim.nesterov,
+        "lr": config.lr,
+        "momentum": config.momentum,
+        "nesterov": config.nesterov,
     }
-    if config.optim.optimizer == "apex":
+    if config.optimizer == "apex":
         try:
             from apex.optimizers import FusedSGD
         except ImportError as error:
@@ -48,7 +48,7 @@ def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimi
             ) from error
         return FusedSGD(groups, **settings)
     optimizer = torch.optim.SGD(groups, **settings, fused=True)
-    if config.optim.momentum:
+    if config.momentum:
         # torch would make them when the first step is taken, and leave them as they come from the
         # allocator if that one is skipped.
         for group in optimizer.param_groups:
@@ -57,19 +57,21 @@ def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimi
     return optimizer
 
 
-def learning_rate(update: int, steps_per_epoch: int, config: TrainConfig) -> float:
+def learning_rate(
+    update: int, steps_per_epoch: int, config: OptimConfig, images_per_step: int
+) -> float:
     """The rate of update number `update` (from 0) of epochs * steps_per_epoch."""
-    peak = config.optim.lr
-    if config.optim.lr_scaling == "unique-images":
-        peak *= config.images_per_step
-    total = config.optim.epochs * steps_per_epoch
-    if config.optim.schedule == "halving":
+    peak = config.lr
+    if config.lr_scaling == "unique-images":
+        peak *= images_per_step
+    total = config.epochs * steps_per_epoch
+    if config.schedule == "halving":
         # Strict reading of the paper: the first halving at half of the updates, ten in all.
         past_half = 20 * update - 10 * total
         return peak if past_half < 0 else peak * 0.5 ** (1 + past_half // total)
-    if config.optim.schedule == "cosine":
+    if config.schedule == "cosine":
         return peak * _cosine(update / total)
-    warmup = config.optim.warmup_epochs * steps_per_epoch
+    warmup = config.warmup_epochs * steps_per_epoch
     if update < warmup:
         return peak * update / warmup
     return peak * _cosine((update - warmup) / (total - warmup))

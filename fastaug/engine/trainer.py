@@ -95,9 +95,9 @@ class Trainer:
     def _image_sets(self) -> list[ImageSet]:
         """To train on, held out (if the config says so), and to test on."""
         train, test = open_source(self.config.data.data)
-        train, held_out = training_images(self.config, train)
+        train, held_out = training_images(self.config.data, train)
         sets = [train, test] if held_out is None else [train, held_out, test]
-        return [scan_configured(self.config, images) for images in sets]
+        return [scan_configured(self.config.data, images) for images in sets]
 
     @property
     def last_step(self) -> int:
@@ -158,7 +158,7 @@ class Trainer:
         parts: list[Part] = []
         for batch in self._batches():
             if self.step == 0 and not parts:
-                picture = draw_views(self.train_images, batch, config)
+                picture = draw_views(self.train_images, batch, config.view)
                 self.recorder.write_picture("views", picture)
             if not parts:
                 self.learner.start_step(self.step)
@@ -183,7 +183,9 @@ class Trainer:
         """The end of a step: the weights, and all that is known of the run, move on together."""
         self.skipped.look()  # may end the run, so before anything moves
         self.meter.end_step(self.group)
-        rate = learning_rate(self.step, self.steps_per_epoch, self.config)
+        rate = learning_rate(
+            self.step, self.steps_per_epoch, self.config.optim, self.config.images_per_step
+        )
         self._changing = True
         bad = self.learner.update(rate)
         self.step += 1

@@ -27,8 +27,8 @@ def announcement(
     good, *held_out, tested = (len(images) - len(images.bad) for images in (train, *measured))
     held = f", {held_out[0]:,} held-out" if held_out else ""
     yield (
-        f"{config.model.model} on {config.data.data}: {good:,} training{held} and {tested:,} test images, "
-        f"{len(train.classes)} classes, {config.view.size} px"
+        f"{config.model.model} on {config.data.data}: {good:,} training{held} and {tested:,} test "
+        f"images, {len(train.classes)} classes, {config.view.size} px"
     )
     if train.bad:
         yield (
@@ -38,8 +38,8 @@ def announcement(
     where = f"{group.ranks} ranks, each on {device}" if group.ranks > 1 else f"{device}"
     yield (
         f"{config.optim.epochs * steps_per_epoch:,} steps of {config.images_per_step} images x "
-        f"{config.view.views} views on {where}, {config.run.precision}, {config.data.loader} loader; "
-        f"run folder {config.run.out}"
+        f"{config.view.views} views on {where}, {config.run.precision}, "
+        f"{config.data.loader} loader; run folder {config.run.out}"
     )
     left_over = len(train) - steps_per_epoch * config.images_per_step
     if left_over > 0:

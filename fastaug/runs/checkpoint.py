@@ -20,9 +20,9 @@ import torch
 
 import fastaug
 from fastaug.config import TrainConfig
-from fastaug.runtime.device import memory_bound
 from fastaug.errors import CheckpointError, DamagedCheckpointError, first_line
 from fastaug.runtime.atomic import atomic_write
+from fastaug.runtime.device import memory_bound
 
 FORMAT = 2
 """Raised when an older reader could not make sense of a checkpoint. 1: without checksum."""

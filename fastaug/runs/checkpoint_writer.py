@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
-from fastaug.runs.checkpoint import load_checkpoint, write_checkpoint, write_atomically
 from fastaug.errors import CheckpointError, DamagedCheckpointError
+from fastaug.runs.checkpoint import load_checkpoint, write_atomically, write_checkpoint
 from fastaug.runs.lock import wait_until_free
 from fastaug.runs.weights import weights_as_safetensors
 from fastaug.runtime.atomic import TEMPORARY, atomic_write

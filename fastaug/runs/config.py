@@ -40,7 +40,7 @@ class RunConfig(Settings):
     """Consecutive steps with a non-finite loss or gradient after which the run stops; each of them
     is skipped and logged."""
     stall_timeout: float = setting(1200.0, at_least=0, free_on_resume=True)
-    """Seconds without progress after which the run ends with the stack of every thread; 0: never."""
+    """Seconds without progress after which the run ends with all threads' stacks; 0: never."""
     profile: bool = setting(False, free_on_resume=True)
     """Write a Chrome trace of a few steps to trace.json in the run folder, with named ranges (NVTX
     too on a GPU). Of DALI it shows what training feeds it and waits for, not its own threads."""

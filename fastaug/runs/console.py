@@ -89,7 +89,8 @@ class RunConsole:
             ("model", f"{config.model.model}, {summary['parameters']:,} parameters"),
             (
                 "objective",
-                f"average {config.loss.average}, {config.view.views} views, KL weight {config.loss.kl_weight:g}",
+                f"average {config.loss.average}, {config.view.views} views, "
+                f"KL weight {config.loss.kl_weight:g}",
             ),
             *measure_rows(summary["measures"], config.eval.tta),
             *held_out,

@@ -22,8 +22,7 @@ from PIL.Image import Image
 from fastaug.config import TrainConfig
 from fastaug.errors import ConfigError, printable
 from fastaug.runs.lock import FolderLock
-from fastaug.runtime.atomic import write_json
-from fastaug.runtime.atomic import atomic_write
+from fastaug.runtime.atomic import atomic_write, write_json
 
 SUMMARY_TRIES = 10
 """A second apart, for the last file of a run."""
@@ -58,7 +57,9 @@ class RunFolder:
                 metrics = path / "metrics.jsonl"
                 self._keep_metrics_until(metrics, resume_step or 0, evaluated_epochs)
                 self._metrics = os.open(metrics, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-                self._events = TensorBoardWriter(path, None if resume_step is None else resume_step + 1)
+                self._events = TensorBoardWriter(
+                    path, None if resume_step is None else resume_step + 1
+                )
                 undo.pop_all()
         except OSError as error:
             raise ConfigError(

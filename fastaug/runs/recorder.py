@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from PIL.Image import Image
 
+from fastaug.config import TrainConfig
+from fastaug.data.image_set import ImageSet
 from fastaug.runs.announcement import announcement
 from fastaug.runs.checkpoint import write_atomically
-from fastaug.config import TrainConfig
-from fastaug.runs.console import RunConsole
-from fastaug.data.image_set import ImageSet
-from fastaug.runtime.distributed import Group
-from fastaug.runs.folder import RunFolder
 from fastaug.runs.checkpoint_writer import CheckpointWriter
+from fastaug.runs.console import RunConsole
+from fastaug.runs.folder import RunFolder
+from fastaug.runtime.distributed import Group
 
 
 class Recorder:

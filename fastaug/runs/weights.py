@@ -15,11 +15,11 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 import fastaug
-from fastaug.runs.checkpoint import evaluated_weights
 from fastaug.config import TrainConfig
-from fastaug.views.reference import NORMALIZATION
 from fastaug.errors import CheckpointError
 from fastaug.models.build import build_configured_model
+from fastaug.runs.checkpoint import evaluated_weights
+from fastaug.views.reference import NORMALIZATION
 
 
 def safetensors_metadata(state: dict[str, Any]) -> dict[str, str]:
@@ -73,7 +73,9 @@ def model_from_safetensors(path: str | Path) -> nn.Module:
             "files of fastaug.export have, and those of other programs need their own reader"
         )
     config = TrainConfig.from_flat(**json.loads(metadata["config"]))
-    model = build_configured_model(config, len(json.loads(metadata["classes"])))
+    model = build_configured_model(
+        config.model, len(json.loads(metadata["classes"])), config.view.size
+    )
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:  # names or shapes, a line for each

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fastaug.config import TrainConfig
 from fastaug.errors import DataError
+from fastaug.views.config import ViewConfig
 from fastaug.views.philox import uniforms_at
 from fastaug.views.randaugment import (
     NAMES,
@@ -100,46 +100,49 @@ def _named(operations: np.ndarray, arguments: np.ndarray) -> tuple[Operation, ..
 
 
 def draw_plans(
-    config: TrainConfig, epoch: int, purpose: int, indices: np.ndarray, sizes: np.ndarray
+    config: ViewConfig,
+    seed: int,
+    epoch: int,
+    purpose: int,
+    indices: np.ndarray,
+    sizes: np.ndarray,
 ) -> ViewPlans:
     """indices: [B], places in the data set; sizes: [B, 2], heights and widths -> their plans."""
-    layers = config.view.randaugment_layers if config.view.augment == "randaugment" else 0
-    shape = (len(indices), config.view.views)
-    if config.view.crop == "pad":
-        check_padded_sizes(sizes, config.view.size)
-    if config.view.augment == "none":
-        boxes = np.repeat(central_boxes(sizes, config)[:, None], config.view.views, axis=1)
+    layers = config.randaugment_layers if config.augment == "randaugment" else 0
+    shape = (len(indices), config.views)
+    if config.crop == "pad":
+        check_padded_sizes(sizes, config.size)
+    if config.augment == "none":
+        boxes = np.repeat(central_boxes(sizes, config)[:, None], config.views, axis=1)
         flips = np.zeros(shape, bool)
-        return ViewPlans(boxes, flips, *_no_operations(shape), config.view.size)
+        return ViewPlans(boxes, flips, *_no_operations(shape), config.size)
     draw_boxes = {"pad": _padded_boxes, "dali": _dali_boxes, "tf": _tf_boxes}
-    sampling = "pad" if config.view.crop == "pad" else config.view.crop_sampling
+    sampling = "pad" if config.crop == "pad" else config.crop_sampling
     # No more numbers than are used: for CIFAR they would be most of the work.
     places = [range(_BOX + _BOX_NUMBERS[sampling])]
     if layers:
         places.append(range(_LAYERS, _LAYERS + NUMBERS_PER_LAYER * layers))
-    numbers, *for_layers = uniforms_at(
-        config.run.seed, epoch, purpose, indices, config.view.views, *places
-    )
+    numbers, *for_layers = uniforms_at(seed, epoch, purpose, indices, config.views, *places)
     height, width = sizes[:, None, 0].astype(np.float64), sizes[:, None, 1].astype(np.float64)
     boxes = draw_boxes[sampling](numbers[..., _BOX:], height, width, config)
     operations, arguments = _no_operations(shape)
     if layers:
         operations, arguments = draw_operations(
             for_layers[0].reshape(*shape, layers, NUMBERS_PER_LAYER),
-            config.view.randaugment_policy,
-            config.view.randaugment_magnitude,
-            config.view.size,
+            config.randaugment_policy,
+            config.randaugment_magnitude,
+            config.size,
         )
-    return ViewPlans(boxes, numbers[..., _FLIP] < 0.5, operations, arguments, config.view.size)
+    return ViewPlans(boxes, numbers[..., _FLIP] < 0.5, operations, arguments, config.size)
 
 
 def _no_operations(shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
     return np.zeros((*shape, 0), np.int32), np.zeros((*shape, 0, 4))
 
 
-def central_boxes(sizes: np.ndarray, config: TrainConfig) -> np.ndarray:
+def central_boxes(sizes: np.ndarray, config: ViewConfig) -> np.ndarray:
     """[B, 2] -> [B, 4]: the one view of an evaluation; of CIFAR it is the image itself."""
-    if config.view.crop == "pad":
+    if config.crop == "pad":
         return np.concatenate([np.zeros_like(sizes), sizes], axis=1).astype(np.int32)
     side = np.rint(sizes.min(axis=1) * CENTRAL).clip(1).astype(np.int32)
     return np.stack([*((sizes.T - side) // 2), side, side], axis=1).astype(np.int32)
@@ -149,19 +152,17 @@ def central_boxes(sizes: np.ndarray, config: TrainConfig) -> np.ndarray:
 
 
 def _padded_boxes(
-    numbers: np.ndarray, height: np.ndarray, width: np.ndarray, config: TrainConfig
+    numbers: np.ndarray, height: np.ndarray, width: np.ndarray, config: ViewConfig
 ) -> np.ndarray:
     corner = np.floor(numbers * (2 * PAD + 1)) - PAD
-    return np.concatenate([corner, np.full_like(corner, config.view.size)], axis=-1).astype(
-        np.int32
-    )
+    return np.concatenate([corner, np.full_like(corner, config.size)], axis=-1).astype(np.int32)
 
 
 def _dali_boxes(
-    numbers: np.ndarray, height: np.ndarray, width: np.ndarray, config: TrainConfig
+    numbers: np.ndarray, height: np.ndarray, width: np.ndarray, config: ViewConfig
 ) -> np.ndarray:
     """Area uniform, aspect ratio log-uniform, the first of ten that fits; as DALI draws it."""
-    low, high = config.view.crop_area
+    low, high = config.crop_area
     tall, wide = height[..., None], width[..., None]
     area = tall * wide * (low + (high - low) * numbers[..., :ATTEMPTS])
     edge = math.log(RATIO[1])  # RATIO is symmetric in the logarithm
@@ -191,7 +192,7 @@ def _largest(height: np.ndarray, width: np.ndarray, most: float) -> tuple[np.nda
 
 
 def _tf_boxes(
-    numbers: np.ndarray, height: np.ndarray, width: np.ndarray, config: TrainConfig
+    numbers: np.ndarray, height: np.ndarray, width: np.ndarray, config: ViewConfig
 ) -> np.ndarray:
     """Ratio uniform, then height uniform among those that fit; as TensorFlow's
     sample_distorted_bounding_box draws it for a box around the whole image.
@@ -200,7 +201,7 @@ def _tf_boxes(
     DeepMind's pipeline.
     """
     tall, wide = height[..., None], width[..., None]
-    least, most = (share * tall * wide for share in config.view.crop_area)
+    least, most = (share * tall * wide for share in config.crop_area)
     ratio = RATIO[0] + (RATIO[1] - RATIO[0]) * numbers[..., :ATTEMPTS]
     highest = np.rint(np.sqrt(most / ratio))
     within = np.floor((wide + 0.5 - 1e-7) / ratio)

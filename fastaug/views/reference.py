@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastaug.config import TrainConfig
+from fastaug.views.config import ViewConfig
 from fastaug.views.plan import PAD, ViewPlan
 from fastaug.views.randaugment import apply_operations
 
@@ -25,15 +25,15 @@ LEVEL_TIE = 0.003
 """Added to a level before it is cut to a whole one."""
 
 
-def reference_views(image: np.ndarray, plans: Sequence[ViewPlan], config: TrainConfig) -> Tensor:
+def reference_views(image: np.ndarray, plans: Sequence[ViewPlan], config: ViewConfig) -> Tensor:
     """image: [H, W, 3] uint8, K plans -> normalized views: [K, S, S, 3] fp32."""
     margin = 0
-    if config.view.crop == "pad":
+    if config.crop == "pad":
         margin = PAD
         image = np.pad(image, ((PAD, PAD), (PAD, PAD), (0, 0)), mode="reflect")
     levels = torch.from_numpy(image.astype(np.float32))
-    mean, deviation = (torch.tensor(values) for values in NORMALIZATION[config.view.normalize])
-    views = torch.empty(len(plans), config.view.size, config.view.size, 3)
+    mean, deviation = (torch.tensor(values) for values in NORMALIZATION[config.normalize])
+    views = torch.empty(len(plans), config.size, config.size, 3)
     for view, plan in zip(views, plans, strict=True):
         top, left = plan.top + margin, plan.left + margin
         crop = levels[top : top + plan.height, left : left + plan.width]
@@ -42,19 +42,19 @@ def reference_views(image: np.ndarray, plans: Sequence[ViewPlan], config: TrainC
     return views.sub_(mean).mul_(1 / deviation)
 
 
-def denormalize(views: Tensor, config: TrainConfig) -> Tensor:
+def denormalize(views: Tensor, config: ViewConfig) -> Tensor:
     """[..., 3, H, W] normalized -> the same in uint8 levels, to look at."""
     mean, deviation = (
         torch.tensor(values, device=views.device)[:, None, None]
-        for values in NORMALIZATION[config.view.normalize]
+        for values in NORMALIZATION[config.normalize]
     )
     return (views.float() * deviation + mean).round_().clamp_(0, 255).to(torch.uint8)
 
 
-def _make_view(view: Tensor, plan: ViewPlan, config: TrainConfig) -> Tensor:
+def _make_view(view: Tensor, plan: ViewPlan, config: ViewConfig) -> Tensor:
     """view: the crop [H, W, 3] in levels -> [S, S, 3], in levels, not yet normalized."""
-    if (plan.height, plan.width) != (config.view.size, config.view.size):
-        view = resize(view, config.view.size, config.view.interpolation, config.view.antialias)
+    if (plan.height, plan.width) != (config.size, config.size):
+        view = resize(view, config.size, config.interpolation, config.antialias)
     if plan.flip:
         view = view.flip(1)
     if plan.operations:

@@ -70,8 +70,8 @@ def test_the_measures_by_hand(tiny: Tiny, folder: Path, views: int, batch_size: 
         for changes in ({"augment": "none", "views": 1}, {"views": views, "batch_size": views}):
             if changes["views"]:
                 policy = config.replace(**changes)
-                plans += draw_plans(policy, 0, TEST_VIEWS, *where).of_image(0)
-        pixels = reference_views(image, plans, config).double().numpy().mean((1, 2))
+                plans += draw_plans(policy.view, policy.run.seed, 0, TEST_VIEWS, *where).of_image(0)
+        pixels = reference_views(image, plans, config.view).double().numpy().mean((1, 2))
         logits = pixels @ model.weight.detach().double().numpy()
         central, rest = logits[0], logits[1:]
         add("top1", rank_of(central, label) == 0)

@@ -325,9 +325,9 @@ class TestBadFiles:
         (data / "train/red/01.jpg").unlink()
         config = tiny(data=str(data), augment="none", crop="pad", size=20, batch_size=24)
         views = epoch_of(config)
-        levels = denormalize(views[24][0], config).permute(1, 2, 0).numpy()
+        levels = denormalize(views[24][0], config.view).permute(1, 2, 0).numpy()
         np.testing.assert_allclose(levels, np.repeat(deep[..., None] / 257, 3, -1), atol=0.51)
-        levels = denormalize(views[25][0], config).permute(1, 2, 0).numpy()
+        levels = denormalize(views[25][0], config.view).permute(1, 2, 0).numpy()
         np.testing.assert_array_equal(levels, np.asarray(frames[0].convert("RGB")))
 
 

@@ -20,8 +20,8 @@ from fastaug.data import retry as reading
 from fastaug.data.sources import open_split
 from fastaug.engine.loaders import build_evaluation_loader
 from fastaug.errors import ConfigError
-from fastaug.pipelines.decode import decode_pipeline
-from fastaug.pipelines.views import plan_inputs, view_pipeline
+from fastaug.pipelines.dali_views import plan_inputs, view_pipeline
+from fastaug.pipelines.decoder import decode_pipeline
 from fastaug.views.batch import ViewBatch
 from fastaug.views.plan import PAD, ViewPlans, draw_plans
 from fastaug.views.randaugment import NAMES
@@ -126,7 +126,9 @@ class TestViews:
         keys, compared = list(loader.batches()), 0
         for key, one, other in zip(keys, loader, fastaug.build_loader(config), strict=True):
             sizes = np.full((len(key.indices), 2), 20)
-            plans = draw_plans(config, key.epoch, key.purpose, key.indices, sizes)
+            plans = draw_plans(
+                config.view, config.run.seed, key.epoch, key.purpose, key.indices, sizes
+            )
             for place in range(len(key.indices)):
                 for view, plan in enumerate(plans.of_image(place)):
                     if not inexact & {operation.name for operation in plan.operations}:
@@ -157,12 +159,12 @@ class TestViews:
             size=16,
         )
         one_run = {"num_threads": 1, "device_id": None, "prefetch_queue_depth": 1}
-        pipeline = view_pipeline(config, "cpu", "cpu", batch_size=len(cases), **one_run)
+        pipeline = view_pipeline(config.view, "cpu", "cpu", batch_size=len(cases), **one_run)
         images = [np.full((60, 47, 3), level, np.uint8) for level, _ in cases]
-        for name, values in {"images": images, **plan_inputs(plans, config)}.items():
+        for name, values in {"images": images, **plan_inputs(plans, config.view)}.items():
             pipeline.feed_input(name, values)
         (views,) = pipeline.run()
-        found = denormalize(torch.from_dlpack(views.as_tensor()).permute(0, 3, 1, 2), config)
+        found = denormalize(torch.from_dlpack(views.as_tensor()).permute(0, 3, 1, 2), config.view)
         for (level, box), view in zip(cases, found, strict=True):
             assert (view == 255 - level).all(), (level, box)
 
@@ -360,7 +362,7 @@ class TestDecode:
 
 def run_decode(config: TrainConfig, content: bytes, padded: bool = False) -> np.ndarray:
     alone = {"batch_size": 1, "num_threads": 1, "device_id": None, "prefetch_queue_depth": 1}
-    pipeline = decode_pipeline(config, "cpu", padded, **alone)
+    pipeline = decode_pipeline("cpu", padded_size=config.view.size if padded else None, **alone)
     pipeline.feed_input("encoded", [np.frombuffer(content, np.uint8)])
     (images,) = pipeline.run()
     return np.asarray(images[0])

@@ -56,7 +56,7 @@ def test_it_shows_the_originals_and_the_views_of_the_training(
     )
     trained = fastaug.build_loader(config)
     batch = next(iter(trained))
-    levels = denormalize(batch.views, config).permute(0, 1, 3, 4, 2).numpy()
+    levels = denormalize(batch.views, config.view).permute(0, 1, 3, 4, 2).numpy()
     tops, lefts = [], []
     for index, views in zip(batch.indices.tolist(), levels, strict=True):
         original = trained.images.image(index)

@@ -70,7 +70,7 @@ def make(tiny: Tiny, data: Path) -> Tiny:
 
 
 def surveyed(config: TrainConfig) -> ImageSet:
-    return scan_configured(config, open_split(config.data.data, "train"))
+    return scan_configured(config.data, open_split(config.data.data, "train"))
 
 
 def knowing(images: ImageSet, *bad: int) -> ImageSet:
@@ -121,7 +121,7 @@ class TestQuarantine:
         if damage == "another size":
             assert "another size than when the run began" in line
         if damage != "gone":  # what is whole is found good by another run, of whatever size it is
-            again = scan_configured(config, open_split(config.data.data, "train"))
+            again = scan_configured(config.data, open_split(config.data.data, "train"))
             assert list(again.bad) == ([] if damage == "another size" else [victim])
 
     @pytest.mark.parametrize("crop", ["resized", "pad"])
@@ -290,7 +290,7 @@ class TestEvaluation:
     ) -> None:
         """Of 15 images in batches of two: 2 and 3 are a batch, 14 is the last one alone."""
         config = make(kind, max_bad=0.5)
-        images = scan_configured(config, open_split(str(data), "test"))
+        images = scan_configured(config.data, open_split(str(data), "test"))
         expected: dict[int, torch.Tensor] = {
             int(index): views
             for batch in build_evaluation_loader(config, images, views=2, batch_size=4)

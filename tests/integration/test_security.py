@@ -269,7 +269,7 @@ def test_a_checkpoint_cannot_name_a_kernel_to_import(
     )
     state = {"config": config.to_flat(), "classes": ["blue", "green", "red"], "ema": None}
     safe = config.replace(kernel="auto")
-    state["model"] = build_configured_model(safe, 3).state_dict()
+    state["model"] = build_configured_model(safe.model, 3, safe.view.size).state_dict()
 
     class Reached(Exception):
         pass

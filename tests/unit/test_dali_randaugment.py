@@ -24,7 +24,7 @@ def graph(config: TrainConfig) -> DataNode:
     views = fn.external_source(name="views", dtype=types.UINT8, ndim=3, layout="HWC")
     choices = fn.external_source(name="choices", dtype=types.INT32, ndim=1)
     numbers = fn.external_source(name="numbers", dtype=types.FLOAT, ndim=2)
-    return randaugment(views, choices, numbers, config)
+    return randaugment(views, choices, numbers, config.view)
 
 
 def config_of(layers: int, **changes: object) -> TrainConfig:
@@ -49,7 +49,7 @@ def apply(
             operations[place, 0, layer] = operation
             arguments[place, 0, layer, : len(values)] = values
     nothing = np.zeros((len(views), 1, 4), np.int32), np.zeros((len(views), 1), bool)
-    choices, numbers = encode(ViewPlans(*nothing, operations, arguments, SIDE), config)
+    choices, numbers = encode(ViewPlans(*nothing, operations, arguments, SIDE), config.view)
     for name, values in (("views", views), ("choices", choices), ("numbers", numbers)):
         pipeline.feed_input(name, values)
     pipeline.schedule_run()

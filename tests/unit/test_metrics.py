@@ -122,7 +122,7 @@ def test_the_share_of_waiting_for_data(
         return torch.tensor(False)
 
     def sleepy(config: TrainConfig, images: object, **_ranks: int) -> Sleepy:
-        return Sleepy(images, config, train=True, images_per_batch=8)
+        return Sleepy(images, config.data, config.view, seed=0, train=True, images_per_batch=8)
 
     monkeypatch.setattr(trainer, "build_loader", sleepy)
     monkeypatch.setattr(learner.Learner, "update", update)

@@ -26,7 +26,7 @@ def image_of(height: int, width: int, seed: int = 0) -> np.ndarray:
 def plans(config: TrainConfig, height: int, width: int, count: int) -> list[ViewPlan]:
     """Of the first view of so many images."""
     sizes = np.tile([[height, width]], (count, 1))
-    drawn = draw_plans(config, 0, TRAIN_VIEWS, np.arange(count), sizes)
+    drawn = draw_plans(config.view, config.run.seed, 0, TRAIN_VIEWS, np.arange(count), sizes)
     return [drawn.of_image(place)[0] for place in range(count)]
 
 
@@ -137,7 +137,9 @@ class TestPlan:
 
     def test_without_augmentation_every_view_is_the_central_crop(self) -> None:
         config = TrainConfig.from_flat(augment="none", views=3, batch_size=3)
-        drawn = draw_plans(config, 0, TRAIN_VIEWS, np.arange(2), np.array([[50, 60]] * 2))
+        drawn = draw_plans(
+            config.view, config.run.seed, 0, TRAIN_VIEWS, np.arange(2), np.array([[50, 60]] * 2)
+        )
         assert drawn.of_image(0) == drawn.of_image(1) == [ViewPlan(3, 8, 44, 44)] * 3
 
 
@@ -218,7 +220,7 @@ class TestReferenceViews:
         plan = ViewPlan(top=3, left=5, height=20, width=25, flip=True)
         crop = by_hand(image[3:23, 5:30], 16, name, antialias)[:, ::-1]
         mean, deviation = NORMALIZATION["imagenet"]
-        (view,) = reference_views(image, [plan], config)
+        (view,) = reference_views(image, [plan], config.view)
         np.testing.assert_allclose(view, (crop - mean) / deviation, atol=1e-4)
 
     def test_the_cifar_view_is_an_exact_crop_of_the_reflected_image(self) -> None:
@@ -229,7 +231,7 @@ class TestReferenceViews:
                 torch.from_numpy(image.transpose(2, 0, 1)).float(), (4, 4, 4, 4), mode="reflect"
             )
         ).transpose(1, 2, 0)
-        (view,) = reference_views(image, [ViewPlan(-4, 3, 32, 32, flip=True)], config)
+        (view,) = reference_views(image, [ViewPlan(-4, 3, 32, 32, flip=True)], config.view)
         mean, deviation = np.array([125.3, 123.0, 113.9]), np.array([63.0, 62.1, 66.7])
         expected = (padded[0:32, 7:39][:, ::-1] - mean) / deviation
         np.testing.assert_allclose(view, expected, atol=1e-5)
@@ -238,8 +240,8 @@ class TestReferenceViews:
         config = TrainConfig.from_flat(size=32, crop="pad", normalize="cifar")
         image = image_of(32, 32)
         (central,) = plans(config.replace(augment="none"), 32, 32, 1)
-        (view,) = reference_views(image, [central], config)
-        back = denormalize(view.permute(2, 0, 1), config)
+        (view,) = reference_views(image, [central], config.view)
+        back = denormalize(view.permute(2, 0, 1), config.view)
         np.testing.assert_array_equal(back.permute(1, 2, 0), image)
 
     @pytest.mark.parametrize(("name", "antialias"), MODES)
@@ -253,8 +255,8 @@ class TestReferenceViews:
         if name == "bicubic":
             assert levels.min() < -1
             assert levels.max() > 256
-        (view,) = reference_views(image, [inverted(0, 0, 23, 13)], config)
-        found = 255 - denormalize(view.permute(2, 0, 1), config).permute(1, 2, 0).numpy()
+        (view,) = reference_views(image, [inverted(0, 0, 23, 13)], config.view)
+        found = 255 - denormalize(view.permute(2, 0, 1), config.view).permute(1, 2, 0).numpy()
         sure = np.abs(levels - np.rint(levels)) > 0.004
         assert sure.mean() > 0.9
         expected = np.floor(levels.clip(0, 255))
@@ -270,8 +272,8 @@ class TestReferenceViews:
         for level in range(1, 255, 3):
             image = np.full((60, 47, 3), level, np.uint8)
             boxes = [(0, 0, 60, 47), (2, 3, 13, 11), (5, 1, 37, 9)]
-            views = reference_views(image, [inverted(*box) for box in boxes], config)
-            assert (denormalize(views.permute(0, 3, 1, 2), config) == 255 - level).all()
+            views = reference_views(image, [inverted(*box) for box in boxes], config.view)
+            assert (denormalize(views.permute(0, 3, 1, 2), config.view) == 255 - level).all()
 
 
 def inverted(*box: int) -> ViewPlan:

@@ -347,7 +347,7 @@ def test_photographs(augment: str) -> None:
     for place, file in enumerate(files):
         image = np.array(Image.open(file).convert("RGB"))
         sizes = np.array([image.shape[:2]])
-        plans = draw_plans(config, 0, TRAIN_VIEWS, np.array([place]), sizes)
+        plans = draw_plans(config.view, config.run.seed, 0, TRAIN_VIEWS, np.array([place]), sizes)
         interpolation, antialias = MODES[place % len(MODES)]
         options: dict = {"interpolation": interpolation, "antialias": antialias}
         no_layers = replace(
