@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from typing import Self  # Python 3.11
 
 
+_RENAMED = {"optimiser": "optimizer", "normalise": "normalize"}
+"""Settings of earlier versions, and what they are called now."""
+
+
 @dataclass(frozen=True)
 class TrainConfig:
     """Train an image classifier on K random views of every image at once."""
@@ -84,6 +88,16 @@ class TrainConfig:
     def from_flat(cls, **settings: Any) -> Self:
         """A config from settings by their flag names: from_flat(views=8, lr=0.1)."""
         return cls().replace(**settings)
+
+    @classmethod
+    def from_saved(cls, settings: Mapping[str, Any]) -> Self:
+        """A config from to_flat() of this or an earlier version, as config.json and checkpoints
+        have it."""
+        current = {_RENAMED.get(name, name): value for name, value in settings.items()}
+        try:
+            return cls.from_flat(**current)
+        except (ConfigError, TypeError) as error:
+            raise ConfigError(f"{error} (written by another version of fastaug?)") from error
 
     def replace(self, **settings: Any) -> Self:
         """This config with some settings changed, by their flag names."""

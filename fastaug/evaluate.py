@@ -14,9 +14,10 @@ from fastaug.config import TrainConfig
 from fastaug.data.sources import check_classes, open_split
 from fastaug.engine.evaluation import Evaluation
 from fastaug.engine.loaders import scan_configured
+from fastaug.engine.metrics import metric_rows
 from fastaug.models.build import build_configured_model
 from fastaug.runs.checkpoint import checkpoint_file, evaluated_weights, load_checkpoint
-from fastaug.runs.console import measure_rows, show_table
+from fastaug.runs.console import show_table
 from fastaug.runtime.atomic import write_json
 from fastaug.runtime.device import (
     avoid_broken_cpu_arithmetic,
@@ -69,7 +70,7 @@ def _evaluate(options: EvaluateConfig, group: Group) -> None:
     out = cli.output_file("--out", options.out) if options.out else None
     path = checkpoint_file(options.checkpoint)
     state = load_checkpoint(path)
-    config = TrainConfig.from_flat(**state["config"])
+    config = TrainConfig.from_saved(state["config"])
     loader = "dali" if options.dali else options.loader
     config = config.replace(
         data=options.data or config.data.data,
@@ -99,7 +100,7 @@ def _evaluate(options: EvaluateConfig, group: Group) -> None:
     rows = [
         ("checkpoint", f"{path} (step {state['step']:,})"),
         ("data", f"{surveyed.name}, {len(surveyed) - len(surveyed.bad):,} images"),
-        *measure_rows(measures, config.eval.tta),
+        *metric_rows(measures, config.eval.tta),
     ]
     show_table("fastaug evaluate", rows)
     if out is not None:

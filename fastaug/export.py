@@ -42,7 +42,7 @@ def main(args: Sequence[str]) -> int:
     out = output_file(options, path)
     check_packages(options.to)
     state = load_checkpoint(path)
-    config = TrainConfig.from_flat(**state["config"])
+    config = TrainConfig.from_saved(state["config"])
     model = build_configured_model(config.model, len(state["classes"]), config.view.size)
     model.load_state_dict(evaluated_weights(state))
     written = export_network(options.to, out, model, config, safetensors_metadata(state))

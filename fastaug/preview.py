@@ -14,8 +14,8 @@ from fastaug.engine.loaders import build_loader, training_images
 from fastaug.errors import ConfigError, printable
 from fastaug.recipes import get_recipe
 from fastaug.runs.config import RunConfig
-from fastaug.runs.folder import write_event_picture
 from fastaug.runs.picture import draw_views
+from fastaug.runs.tensorboard import write_event_picture
 from fastaug.settings import Settings, setting
 
 

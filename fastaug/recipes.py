@@ -7,6 +7,7 @@ open is chosen here; the docstring gives the reason.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from fastaug.config import TrainConfig
@@ -286,3 +287,21 @@ def get_recipe(name: str) -> TrainConfig:
 def first_line(name: str) -> str:
     """What a recipe is, in a line: the first of its docstring."""
     return (RECIPES[name].__doc__ or "").partition("\n")[0].rstrip(".")
+
+
+def recipe_rows() -> list[tuple[str, str]]:
+    """The name of each recipe, what it is, and the settings that set it apart."""
+    rows = []
+    for name in RECIPES:
+        config = get_recipe(name)
+        settings = f"{config.model.model}, K={config.view.views}, batch {config.optim.batch_size}, "
+        settings += f"{config.optim.epochs} epochs, lr {_as_power(config.optim.lr)}"
+        settings += " x unique images" if config.optim.lr_scaling == "unique-images" else ""
+        rows.append((name, f"{first_line(name)}\n{settings}, {config.optim.schedule}"))
+    return rows
+
+
+def _as_power(rate: float) -> str:
+    """The paper's rates are powers of two."""
+    exponent = math.log2(rate)
+    return f"2^{exponent:g}" if exponent == round(exponent) else f"{rate:g}"

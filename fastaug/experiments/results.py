@@ -138,14 +138,14 @@ def _run_folders(roots: Sequence[str | Path]) -> list[Path]:
 def read_config(folder: Path) -> TrainConfig | None:
     """Of a run folder, finished or not; None if it has none that can be read."""
     try:
-        return TrainConfig.from_flat(**_read_json(folder / "config.json"))
+        return TrainConfig.from_saved(_read_json(folder / "config.json"))
     except (OSError, ValueError, TypeError, FastaugError):
         return None
 
 
 def _read_run(folder: Path) -> Run | Unfinished:
     try:
-        config = TrainConfig.from_flat(**_read_json(folder / "config.json"))
+        config = TrainConfig.from_saved(_read_json(folder / "config.json"))
         if not (folder / "summary.json").exists():
             ended = "diverged" if (folder / "bad-batch.pt").exists() else "not finished"
             return Unfinished(folder, f"{ended}: it has no summary.json")

@@ -24,7 +24,7 @@ from fastaug.views.reference import NORMALIZATION
 
 def safetensors_metadata(state: dict[str, Any]) -> dict[str, str]:
     """What a checkpoint says of its network. The format knows strings alone: lists are JSON."""
-    config = TrainConfig.from_flat(**state["config"])
+    config = TrainConfig.from_saved(state["config"])
     mean, deviation = NORMALIZATION[config.view.normalize]
     return {
         "format": "pt",  # what libraries that read weights by this format look for
@@ -72,7 +72,7 @@ def model_from_safetensors(path: str | Path) -> nn.Module:
             f"{path}: has no {' and '.join(missing)} in its metadata; "
             "files of fastaug.export have, and those of other programs need their own reader"
         )
-    config = TrainConfig.from_flat(**json.loads(metadata["config"]))
+    config = TrainConfig.from_saved(json.loads(metadata["config"]))
     model = build_configured_model(
         config.model, len(json.loads(metadata["classes"])), config.view.size
     )

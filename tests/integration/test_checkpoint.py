@@ -308,7 +308,7 @@ class TestVersions:
         write_checkpoint(tmp_path / "x.pt", STATE | {"config": {"views": 4, "wings": 2}})
         state = load_checkpoint(tmp_path / "x.pt")
         with pytest.raises(ConfigError, match=r"unknown setting 'wings'.*another version"):
-            TrainConfig.from_flat(**state["config"])
+            TrainConfig.from_saved(state["config"])
 
 
 class TestWriting:

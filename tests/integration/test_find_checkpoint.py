@@ -14,7 +14,8 @@ from states import state_of, step_in
 from fastaug import train
 from fastaug.errors import CheckpointError, ConfigError
 from fastaug.runs.checkpoint import write_checkpoint
-from fastaug.runs.checkpoint_writer import CheckpointWriter, find_checkpoint, newest_checkpoint
+from fastaug.runs.checkpoint_writer import CheckpointWriter
+from fastaug.runs.resume import find_checkpoint, newest_checkpoint
 
 
 @pytest.fixture

@@ -255,7 +255,7 @@ class TestMemory:
             "def resident():\n"
             "    pages = int(open('/proc/self/statm').read().split()[1])\n"
             "    return pages * 4096 / 2**20\n"
-            "config = TrainConfig.from_flat(**json.loads(sys.argv[1]))\n"
+            "config = TrainConfig.from_saved(json.loads(sys.argv[1]))\n"
             "loader = fastaug.build_loader(config)\n"
             "sizes = []\n"
             "for epoch in range(20):\n"

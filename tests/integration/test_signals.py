@@ -18,7 +18,8 @@ from fastaug import cli, train
 from fastaug.config import TrainConfig
 from fastaug.runs import checkpoint_writer as saver
 from fastaug.runs.checkpoint import write_checkpoint
-from fastaug.runs.checkpoint_writer import CheckpointWriter, newest_checkpoint
+from fastaug.runs.checkpoint_writer import CheckpointWriter
+from fastaug.runs.resume import newest_checkpoint
 from fastaug.runtime.signals import StopSignals, TrainingInterruptedError
 
 FORK = multiprocessing.get_context("fork")

@@ -106,7 +106,7 @@ def test_images_per_step_and_part() -> None:
 def test_a_config_survives_json(name: str) -> None:
     config = get_recipe(name)
     assert config.run.recipe == name
-    assert TrainConfig.from_flat(**json.loads(json.dumps(config.to_flat()))) == config
+    assert TrainConfig.from_saved(json.loads(json.dumps(config.to_flat()))) == config
 
 
 def test_an_unknown_setting_is_refused() -> None:

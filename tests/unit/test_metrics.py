@@ -28,7 +28,7 @@ def records(path: Path) -> list[dict]:
 
 
 def test_a_run_s_files(tmp_path: Path, tiny: Tiny) -> None:
-    run = RunFolder(tmp_path / "run", tiny(), say=print)
+    run = RunFolder(tiny(out=str(tmp_path / "run")), say=print).open()
     run.write("train", 2, {"loss": 1.5}, {"views_per_s": 100.0})
     run.write_picture("views", Image.new("RGB", (24, 16)))
     run.write_summary({"finished": True})
@@ -47,21 +47,23 @@ def test_a_run_s_files(tmp_path: Path, tiny: Tiny) -> None:
 
 
 def test_a_folder_that_holds_a_run_is_not_written_over(tmp_path: Path, tiny: Tiny) -> None:
-    RunFolder(tmp_path, tiny(), say=print).close()
-    RunFolder(tmp_path, tiny(), say=print).close()  # no checkpoint yet: nothing to lose
+    RunFolder(tiny(out=str(tmp_path)), say=print).open().close()
+    RunFolder(
+        tiny(out=str(tmp_path)), say=print
+    ).open().close()  # no checkpoint yet: nothing to lose
     (tmp_path / "last.pt").touch()
     with pytest.raises(ConfigError, match="holds a run already; continue it with --resume"):
-        RunFolder(tmp_path, tiny(), say=print)
+        RunFolder(tiny(out=str(tmp_path)), say=print).open()
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path, tiny: Tiny) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"--out \S+file/run: cannot be written"):
-        RunFolder(tmp_path / "file/run", tiny(), say=print)
+        RunFolder(tiny(out=str(tmp_path / "file/run")), say=print).open()
 
 
 def test_resuming_drops_what_will_be_written_again(tmp_path: Path, tiny: Tiny) -> None:
-    run = RunFolder(tmp_path, tiny(), say=print)
+    run = RunFolder(tiny(out=str(tmp_path)), say=print).open()
     for step in (2, 4, 6):
         run.write("train", step, {}, {})
     run.write("partial", 4, {}, {})
@@ -69,7 +71,7 @@ def test_resuming_drops_what_will_be_written_again(tmp_path: Path, tiny: Tiny) -
     run.close()
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "train", "st')
-    RunFolder(tmp_path, tiny(), say=print, resume_step=4).close()
+    RunFolder(tiny(out=str(tmp_path)), say=print, resume_step=4).open().close()
     assert [(r["kind"], r["step"]) for r in records(tmp_path)] == [("train", 2), ("train", 4)]
 
 
