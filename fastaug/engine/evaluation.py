@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,9 +11,16 @@ from torch import Tensor, nn
 from fastaug.config import TrainConfig
 from fastaug.data.image_set import ImageSet
 from fastaug.data.loader import ViewLoader
-from fastaug.engine.loaders import build_evaluation_loader
+from fastaug.data.sources import check_classes, open_split
+from fastaug.engine.loaders import build_evaluation_loader, scan_configured
 from fastaug.kernels.objective import pairwise_kl
-from fastaug.runtime.device import autocast
+from fastaug.runs.weights import model_from_checkpoint
+from fastaug.runtime.device import (
+    autocast,
+    avoid_broken_cpu_arithmetic,
+    keep_freed_memory,
+    resolve_device,
+)
 from fastaug.runtime.distributed import Group
 
 BATCH_SIZE = 256
@@ -145,3 +153,21 @@ def _hits(prefix: str, scores: Tensor, labels: Tensor) -> dict[str, Tensor]:
     """Whether the label is the best, or among the best five, of the scores: [B, C]."""
     ranked = scores.topk(min(5, scores.shape[1])).indices == labels[:, None]
     return {f"{prefix}top1": ranked[:, 0], f"{prefix}top5": ranked.any(1)}
+
+
+def evaluate_checkpoint(
+    state: dict[str, Any], config: TrainConfig, group: Group, *, name: str, batch_size: int
+) -> tuple[ImageSet, dict[str, float]]:
+    """Test images of a config, and the measures of a loaded checkpoint on them.
+
+    name: of the checkpoint, for messages.
+    """
+    images = group.in_turn(lambda: open_split(config.data.data, "test"))
+    check_classes(images, tuple(state["classes"]), name)
+    device = resolve_device(config.run.device)
+    avoid_broken_cpu_arithmetic(device, config.run.precision)
+    keep_freed_memory(device)
+    model = model_from_checkpoint(state).to(device)
+    scanned = group.in_turn(lambda: scan_configured(config.data, images))
+    evaluation = Evaluation(scanned, config, device, group, batch_size=batch_size)
+    return scanned, evaluation.measure(model, views=config.eval.tta)
