@@ -17,21 +17,22 @@ from fastaug.data.sources import Split, open_split_or_flat
 from fastaug.diagnostics.scan_report import describe_scan, show_scan
 from fastaug.errors import ConfigError, DataError
 from fastaug.runtime.atomic import write_json
+from fastaug.settings import Settings, setting
 
 log = logging.getLogger("fastaug")
 
 
 @dataclass(frozen=True)
-class ScanConfig:
+class ScanConfig(Settings):
     """Scan every image of a data set and list those that cannot be used."""
 
     data: Annotated[str, arg(metavar="DATA")]
     """As --data of fastaug.train, or a folder of images without splits."""
     full: bool = False
     """Decode every image; otherwise only its header, size and end of file are checked."""
-    workers: int = -1
+    workers: int = setting(-1, at_least=-1)
     """Threads; -1: four per core, up to 32."""
-    max_bad: float = 0.01
+    max_bad: float = setting(0.01, at_least=0, at_most=1)
     """Largest share of bad images in a split that is not an error."""
     out: str = ""
     """Write the results to this JSON file too."""
@@ -39,10 +40,7 @@ class ScanConfig:
     """Show the traceback of an error."""
 
     def __post_init__(self) -> None:
-        if self.workers < -1:
-            raise ConfigError(f"--workers must be at least -1, got {self.workers}")
-        if not 0 <= self.max_bad <= 1:
-            raise ConfigError(f"--max-bad must be between 0 and 1, got {self.max_bad}")
+        super().__post_init__()
         if not self.data:
             raise ConfigError("DATA is empty; give a folder, an archive, an .npz, or shapes")
 

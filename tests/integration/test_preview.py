@@ -95,7 +95,7 @@ def test_a_recipe_gives_its_size_and_policy(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ("--images 0", "--images must be between 1 and 100, got 0"),
+        ("--images 0", "--images must be at least 1 and at most 100, got 0"),
         ("--out missing/x.png", "--out missing/x.png: "),
         ("--out x.text", "--out x.text: cannot be written"),
         ("--data nowhere", "nowhere: "),

@@ -138,7 +138,7 @@ def test_arrays(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     ("args", "message"),
     [
         (["nowhere"], "--data nowhere: "),
-        (["shapes", "--max-bad", "2"], "--max-bad must be between 0 and 1, got 2.0"),
+        (["shapes", "--max-bad", "2"], "--max-bad must be at least 0 and at most 1, got 2.0"),
         (["shapes", "--workers", "-2"], "--workers must be at least -1, got -2"),
         (["shapes", "--out", "/no/such/folder/x.json"], "--out /no/such/folder/x.json: "),
         ([""], "DATA is empty"),

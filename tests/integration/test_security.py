@@ -275,11 +275,11 @@ def test_a_checkpoint_cannot_name_a_kernel_to_import(
     class Reached(Exception):
         pass
 
-    def survey(config: TrainConfig, _images: object) -> None:
+    def reached(_images: object, config: TrainConfig, *args: object, **options: object) -> None:
         raise Reached(config.loss.kernel)
 
     monkeypatch.setattr(evaluate, "load_checkpoint", lambda _path: state)
-    monkeypatch.setattr(evaluation, "scan_configured", survey)
+    monkeypatch.setattr(evaluation, "Evaluation", reached)
     with pytest.raises(Reached, match=r"^auto$"):
         evaluate.main(["x.pt"])
 
