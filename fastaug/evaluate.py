@@ -11,33 +11,24 @@ from tyro.conf import arg
 
 from fastaug import cli
 from fastaug.config import TrainConfig
-from fastaug.data.sources import check_classes, open_split
-from fastaug.engine.evaluation import Evaluation
-from fastaug.engine.loaders import scan_configured
+from fastaug.engine.evaluation import evaluate_checkpoint
 from fastaug.engine.metrics import metric_rows
-from fastaug.models.build import build_configured_model
-from fastaug.runs.checkpoint import checkpoint_file, evaluated_weights, load_checkpoint
+from fastaug.runs.checkpoint import checkpoint_file, load_checkpoint
 from fastaug.runs.console import show_table
 from fastaug.runtime.atomic import write_json
-from fastaug.runtime.device import (
-    avoid_broken_cpu_arithmetic,
-    environment,
-    keep_freed_memory,
-    resolve_device,
-)
-from fastaug.runtime.distributed import Group
+from fastaug.runtime.device import environment, resolve_device
 from fastaug.runtime.torchrun import join_process_group
 from fastaug.settings import Settings, setting
 
 
 @dataclass(frozen=True)
 class EvaluateConfig(Settings):
-    """Evaluate a checkpoint: everything is rebuilt from the checkpoint alone."""
+    """Evaluate a checkpoint: the file has everything that is needed."""
 
     checkpoint: Annotated[str, arg(metavar="CHECKPOINT")]
     """Checkpoint file (best.pt, last.pt) or run folder (its best.pt)."""
     tta: int = setting(-1, at_least=-1)
-    """Views of each test image; 0: the central crop alone, -1: as in the run's final evaluation."""
+    """Views of each test image; 0: only the central crop, -1: as in the run's final evaluation."""
     data: str = ""
     """Other data to evaluate on, with the same classes; default: what it was trained on."""
     batch_size: int = setting(256, at_least=1)
@@ -62,17 +53,29 @@ class EvaluateConfig(Settings):
 
 def main(args: Sequence[str]) -> int:
     with join_process_group() as group:
-        _evaluate(cli.parse(EvaluateConfig, args, prog="python -m fastaug.evaluate"), group)
+        options = cli.parse(EvaluateConfig, args, prog="python -m fastaug.evaluate")
+        out = cli.output_file("--out", options.out) if options.out else None
+        path = checkpoint_file(options.checkpoint)
+        state = load_checkpoint(path)
+        config = configure(options, TrainConfig.from_saved(state["config"]))
+        images, measures = evaluate_checkpoint(
+            state, config, group, name=str(path), batch_size=options.batch_size
+        )
+        if group.is_first:
+            data = f"{images.name}, {len(images) - len(images.bad):,} images"
+            rows = [("checkpoint", f"{path} (step {state['step']:,})"), ("data", data)]
+            show_table("fastaug evaluate", rows + metric_rows(measures, config.eval.tta))
+        if group.is_first and out is not None:
+            result = {"checkpoint": str(path), "data": images.name, "tta": config.eval.tta}
+            used = environment(resolve_device(config.run.device))
+            write_json(out, result | {"measures": measures, "environment": used})
     return 0
 
 
-def _evaluate(options: EvaluateConfig, group: Group) -> None:
-    out = cli.output_file("--out", options.out) if options.out else None
-    path = checkpoint_file(options.checkpoint)
-    state = load_checkpoint(path)
-    config = TrainConfig.from_saved(state["config"])
+def configure(options: EvaluateConfig, config: TrainConfig) -> TrainConfig:
+    """Settings of the run, changed by the options."""
     loader = "dali" if options.dali else options.loader
-    config = config.replace(
+    return config.replace(
         data=options.data or config.data.data,
         loader=config.data.loader if loader == "as-trained" else loader,
         # Another loader may not have the engine that the run was trained with.
@@ -85,28 +88,6 @@ def _evaluate(options: EvaluateConfig, group: Group) -> None:
         precision=config.run.precision if options.precision == "as-trained" else options.precision,
         tta=config.eval.tta if options.tta < 0 else options.tta,
     )
-    images = group.in_turn(lambda: open_split(config.data.data, "test"))
-    check_classes(images, tuple(state["classes"]), str(path))
-    device = resolve_device(options.device)
-    avoid_broken_cpu_arithmetic(device, config.run.precision)
-    keep_freed_memory(device)
-    model = build_configured_model(config.model, len(images.classes), config.view.size)
-    model.load_state_dict(evaluated_weights(state))
-    surveyed = group.in_turn(lambda: scan_configured(config.data, images))
-    evaluation = Evaluation(surveyed, config, device, group, batch_size=options.batch_size)
-    measures = evaluation.measure(model.to(device), views=config.eval.tta)
-    if not group.is_first:
-        return
-    rows = [
-        ("checkpoint", f"{path} (step {state['step']:,})"),
-        ("data", f"{surveyed.name}, {len(surveyed) - len(surveyed.bad):,} images"),
-        *metric_rows(measures, config.eval.tta),
-    ]
-    show_table("fastaug evaluate", rows)
-    if out is not None:
-        result = {"checkpoint": str(path), "data": images.name, "tta": config.eval.tta}
-        result |= {"measures": measures, "environment": environment(device)}
-        write_json(out, result)
 
 
 if __name__ == "__main__":

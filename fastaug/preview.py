@@ -1,4 +1,4 @@
-"""python -m fastaug.preview: a picture of what the network will see."""
+"""python -m fastaug.preview: draw the views that the network will see."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from fastaug.settings import Settings, setting
 
 @dataclass(frozen=True)
 class PictureConfig(Settings):
-    """The picture."""
+    """The picture to draw."""
 
     images: int = setting(8, at_least=1, at_most=100)
-    """Images to draw, the first of the training's order."""
+    """Images to draw: the first ones of the training's order."""
     logdir: str = "runs/preview"
-    """Folder of TensorBoard events, for the same picture; empty: none."""
+    """Folder for the same picture as TensorBoard events; empty: none."""
 
 
 @dataclass(frozen=True)
 class PreviewRunConfig(RunConfig):
     out: str = "preview.png"
-    """File of the picture."""
+    """Picture to write."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class PreviewConfig(TrainConfig):
     picture: PictureConfig = field(default_factory=PictureConfig)
 
     def images_per_part(self, ranks: int = 1) -> int:
-        """The images of the picture, whatever --batch-size says."""
+        """All images of the picture in one batch, whatever --batch-size is."""
         return self.picture.images
 
 
@@ -51,16 +51,15 @@ def main(args: Sequence[str]) -> int:
     config = configure(args)
     out = cli.output_file("--out", config.run.out)
     images, _ = training_images(config.data, open_split_or_flat(config.data.data, "train"))
-    images_drawn = min(config.picture.images, len(images))
-    config = config.replace(images=images_drawn, accumulate=1)
+    config = config.replace(images=min(config.picture.images, len(images)), accumulate=1)
     batch = next(iter(build_loader(config, images)))
     picture = draw_views(images, batch, config.view, rows=config.picture.images)
     try:
         picture.save(out)
-    except (OSError, ValueError) as error:  # no rights, or a suffix that is no image's
+    except (OSError, ValueError) as error:  # no permission, or an unknown suffix
         raise ConfigError(f"--out {out}: cannot be written ({error})") from error
-    of = f"{len(batch.indices)} images of {images.name}"
-    print(printable(f"{of} with {config.view.views} views each: {out}"))
+    drawn = f"{len(batch.indices)} images of {images.name} with {config.view.views} views each"
+    print(printable(f"{drawn}: {out}"))
     if config.picture.logdir:
         write_event_picture(Path(config.picture.logdir).expanduser(), "views", picture)
         print(f"the same in TensorBoard: tensorboard --logdir {config.picture.logdir}")
@@ -68,7 +67,7 @@ def main(args: Sequence[str]) -> int:
 
 
 def configure(args: Sequence[str]) -> PreviewConfig:
-    """Train's flags; what a recipe says of the run's folder does not matter here."""
+    """Settings from train's flags and the recipe, except for the recipe's run folder."""
     recipe = get_recipe(cli.peek(args, "recipe")["recipe"] or RunConfig.recipe)
     settings = recipe.to_flat() | {"out": PreviewRunConfig.out}
     default = PreviewConfig().replace(**settings)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import nn
@@ -10,9 +11,16 @@ from torch import nn
 from fastaug.config import TrainConfig
 from fastaug.data.image_set import ImageSet
 from fastaug.data.loader import ViewLoader
-from fastaug.engine.loaders import build_evaluation_loader
+from fastaug.data.sources import check_classes, open_split
+from fastaug.engine.loaders import build_evaluation_loader, scan_configured
 from fastaug.engine.metrics import Predictions, metrics_for
-from fastaug.runtime.device import autocast
+from fastaug.runs.weights import model_from_checkpoint
+from fastaug.runtime.device import (
+    autocast,
+    avoid_broken_cpu_arithmetic,
+    keep_freed_memory,
+    resolve_device,
+)
 from fastaug.runtime.distributed import Group
 
 BATCH_SIZE = 256
@@ -104,3 +112,21 @@ class Evaluation:
                 logits = model(batch.flat)
             logits = logits.float().unflatten(0, batch.views.shape[:2])
             yield Predictions(logits, batch.labels, self._config.loss.kernel)
+
+
+def evaluate_checkpoint(
+    state: dict[str, Any], config: TrainConfig, group: Group, *, name: str, batch_size: int
+) -> tuple[ImageSet, dict[str, float]]:
+    """Test images of a config, and the measures of a loaded checkpoint on them.
+
+    name: of the checkpoint, for messages.
+    """
+    images = group.in_turn(lambda: open_split(config.data.data, "test"))
+    check_classes(images, tuple(state["classes"]), name)
+    device = resolve_device(config.run.device)
+    avoid_broken_cpu_arithmetic(device, config.run.precision)
+    keep_freed_memory(device)
+    model = model_from_checkpoint(state).to(device)
+    scanned = group.in_turn(lambda: scan_configured(config.data, images))
+    evaluation = Evaluation(scanned, config, device, group, batch_size=batch_size)
+    return scanned, evaluation.measure(model, views=config.eval.tta)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fastaug.errors import NonFiniteError
+from fastaug.errors import NonFiniteError, few
 from fastaug.kernels.objective import ObjectiveTerms
 from fastaug.runtime.distributed import Group
 from fastaug.views.batch import ViewBatch
@@ -37,8 +37,8 @@ class NonFiniteStep(NamedTuple):
         """where: the file of an image, by its index."""
         if self.culprits:
             first = where(self.culprits[0])
-            return f"non-finite loss of image {_few(self.culprits)} (the first is {first})"
-        return f"non-finite gradient, of the images {_few(self.images)}"
+            return f"non-finite loss of image {few(self.culprits, 8)} (the first is {first})"
+        return f"non-finite gradient, of the images {few(self.images, 8)}"
 
 
 class NonFiniteGuard:
@@ -141,8 +141,3 @@ def _describe(parts: list[Part]) -> dict[str, Tensor]:
         "nll": nll[order],
         "kl": kl[order],
     }
-
-
-def _few(numbers: list[int]) -> str:
-    more = f" and {len(numbers) - 8} more" if len(numbers) > 8 else ""
-    return ", ".join(map(str, numbers[:8])) + more

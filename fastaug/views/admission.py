@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastaug.errors import DataError
+from fastaug.errors import DataError, describe_error
 from fastaug.kernels.admission import KernelReport, cached_report, device_name, report_file
 from fastaug.views.batch import VIEW_DTYPES
 from fastaug.views.config import ViewConfig
@@ -54,7 +54,7 @@ def compare(engine: ViewEngine, device: torch.device) -> KernelReport:
         try:
             error = _error(engine, case, device)
         except Exception as raised:  # a driver may raise anything; that is a refusal
-            said = f"{case.name}: {type(raised).__name__}: {str(raised).partition(chr(10))[0]}"
+            said = f"{case.name}: {describe_error(raised)}"
             return KernelReport(engine.name, device_name(device), False, cases, said)
         if not error <= worst:
             worst, worst_name = error, f"off by {error:.2g} x the tolerance, {case.name}"

@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 
 import fastaug
-from fastaug import __main__, cli, doctor, evaluate, preview, scan, train
+from fastaug import __main__, cli, doctor, evaluate, export, preview, scan, train
 from fastaug.config import TrainConfig, setting_owners
 from fastaug.doctor import DoctorConfig
 from fastaug.errors import CheckpointError
 from fastaug.evaluate import EvaluateConfig
+from fastaug.export import ExportConfig
 from fastaug.preview import PreviewConfig
 from fastaug.scan import ScanConfig
 
@@ -29,7 +30,7 @@ FIXED_FLAGS = {
 }
 
 
-POSITIONAL = {(EvaluateConfig, "checkpoint"), (ScanConfig, "data")}
+POSITIONAL = {(EvaluateConfig, "checkpoint"), (ExportConfig, "checkpoint"), (ScanConfig, "data")}
 
 
 def fail(capsys: pytest.CaptureFixture, *args: str, main: Callable = train.main) -> str:
@@ -113,6 +114,7 @@ def test_ctrl_c_before_the_training(capsys: pytest.CaptureFixture) -> None:
     [
         (train.main, TrainConfig),
         (evaluate.main, EvaluateConfig),
+        (export.main, ExportConfig),
         (scan.main, ScanConfig),
         (preview.main, PreviewConfig),
         (doctor.main, DoctorConfig),

@@ -177,7 +177,7 @@ class TestCommand:
         self, tmp_path: Path, out: str, capsys: pytest.CaptureFixture
     ) -> None:
         assert cli.run(evaluate.main, [str(tmp_path), "--out", str(tmp_path / out)]) == 2
-        assert "must be a file in a folder that is there" in capsys.readouterr().err
+        assert f"--out {tmp_path / out}: " in capsys.readouterr().err
 
     def test_no_checkpoint(self, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
         assert cli.run(evaluate.main, [str(tmp_path)]) == 2

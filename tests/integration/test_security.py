@@ -38,6 +38,7 @@ from fastaug.config import TrainConfig
 from fastaug.data.readers import npz
 from fastaug.data.readers.plain_pickle import read_plain_pickle
 from fastaug.data.sources import open_split
+from fastaug.engine import evaluation
 from fastaug.errors import DataError, printable
 from fastaug.models.build import build_configured_model
 from fastaug.runs import console
@@ -274,11 +275,11 @@ def test_a_checkpoint_cannot_name_a_kernel_to_import(
     class Reached(Exception):
         pass
 
-    def survey(config: TrainConfig, _images: object) -> None:
+    def reached(_images: object, config: TrainConfig, *args: object, **options: object) -> None:
         raise Reached(config.loss.kernel)
 
     monkeypatch.setattr(evaluate, "load_checkpoint", lambda _path: state)
-    monkeypatch.setattr(evaluate, "scan_configured", survey)
+    monkeypatch.setattr(evaluation, "Evaluation", reached)
     with pytest.raises(Reached, match=r"^auto$"):
         evaluate.main(["x.pt"])
 
@@ -341,7 +342,7 @@ def test_names_of_files_in_a_shell(tmp_path: Path) -> None:
     assert obeyed(done.stdout + done.stderr) == set()
     assert r"\x1b]0;owned" in done.stdout
     warning, error = done.stderr.splitlines()
-    assert "is looked at" in warning
+    assert "is scanned" in warning
     assert error.startswith("error: ")
     assert "1 of 10 images are bad" in error
     (listed,) = (tmp_path / "cache/manifests").glob("*.txt")

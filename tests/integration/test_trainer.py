@@ -17,13 +17,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastaug import evaluate
 from fastaug.config import TrainConfig
 from fastaug.engine import learner
 from fastaug.engine.metrics import Meter
 from fastaug.engine.trainer import Trainer
 from fastaug.errors import CheckpointError, ConfigError, DataError
-from fastaug.runs.checkpoint import load_checkpoint
+from fastaug.runs.checkpoint import evaluated_weights, load_checkpoint
 
 Tiny = Callable[..., TrainConfig]
 STEPS = 8  # of tiny(): 36 images, 8 in a step, 2 epochs
@@ -173,7 +172,7 @@ def test_a_moving_average_is_what_is_evaluated(tiny: Tiny) -> None:
     state = load_checkpoint(folder / "last.pt")
     name = "head.weight"
     assert not torch.equal(state["ema"][f"module.{name}"], state["model"][name])
-    assert torch.equal(evaluate.evaluated_weights(state)[name], state["ema"][f"module.{name}"])
+    assert torch.equal(evaluated_weights(state)[name], state["ema"][f"module.{name}"])
 
 
 def test_metrics_are_read_every_few_steps_alone(
