@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import re
 import tempfile
 from collections.abc import Callable, Iterable
 from functools import cache
@@ -27,6 +28,16 @@ def source_folder() -> Path:
         f"kernel sources (cuda/objective.h) are neither in {package} nor beside it; "
         "install fastaug again"
     )
+
+
+@cache
+def enum_codes(header: str, enum: str) -> dict[str, int]:
+    """Entries of an enum in cuda/ that numbers them from 0, by name."""
+    text = re.sub(r"//.*", "", (source_folder() / header).read_text())
+    found = re.search(rf"enum {enum} \{{([\w\s,]+)\}}", text)
+    if found is None:
+        raise KernelUnavailableError(f"cuda/{header} has no enum {enum}; install fastaug again")
+    return {name: code for code, name in enumerate(re.findall(r"\w+", found[1]))}
 
 
 def digest(files: Iterable[Path], *more: str) -> str:

@@ -19,7 +19,7 @@ from fastaug.toolchain import cuda_driver, nvrtc
 from fastaug.toolchain.cuda_driver import Device
 from fastaug.views import launch
 from fastaug.views import packed_plan as records
-from fastaug.views.launch import form_structure, needs_of, plan_launch
+from fastaug.views.launch import form_structure, memory_needs, plan_launch
 from fastaug.views.packed_plan import Pictures
 from fastaug.views.plan import ViewPlans
 from fastaug.views.render_spec import RenderSpec
@@ -92,7 +92,7 @@ class CudaViews:
         shape = (images, per_image, size, size, 3)
         if not len(views):
             return StartedViews(self._empty(shape, form.dtype), None, self._let_go)
-        gpu, needs = self._gpu, needs_of(views, layers, form, size)
+        gpu, needs = self._gpu, memory_needs(views, layers, form, size)
         plan = plan_launch(needs, len(views), size, gpu.shared_limit, gpu.processors)
         with self._beside():
             uploaded = self._uploaded(np.concatenate([_bytes(views), _bytes(layers)]))

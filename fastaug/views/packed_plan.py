@@ -6,36 +6,48 @@ The same bytes serve CPU and GPU: `View` and `Layer` of cuda/views.h and cuda/op
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fastaug.errors import DataError
+from fastaug.errors import DataError, KernelUnavailableError
+from fastaug.toolchain.build import enum_codes
 from fastaug.views.plan import MAX_PIXELS, ViewPlans
-from fastaug.views.randaugment import MOVES, NAMES, affine
+from fastaug.views.randaugment import MAX_ARGUMENTS, OPERATIONS, is_unchanged
 
 _VIEW_NUMBERS = ("height", "width", "top", "left", "box_height", "box_width", "flip", "unused")
 VIEW = np.dtype([("pixels", "u8"), ("row_bytes", "i8"), *((name, "i4") for name in _VIEW_NUMBERS)])
 LAYER = np.dtype([("numbers", "f8", (6,)), ("operation", "i4"), ("unused", "i4")])
 
 LONGEST_SIDE = 2**20
-"""Of a box: what the kernel counts with 32 bits."""
+"""Maximum side of a box in pixels: the kernel counts with 32 bits."""
 LONGEST_VIEW = 2**14
-"""Of a view, likewise."""
+"""Maximum side of a view in pixels, for the same reason."""
 
-# `Operation` of operations.h, in its order.
-_KERNEL_NAMES = (
-    *("nothing", "auto_contrast", "equalize", "invert", "move", "posterize", "solarize"),
-    *("solarize_add", "color", "contrast", "brightness", "sharpness", "cutout"),
-)
-_CODES = np.array([_KERNEL_NAMES.index("move" if n in MOVES else n) for n in NAMES], np.int32)
-NEEDS_ROOM = tuple(map(_KERNEL_NAMES.index, ("move", "sharpness")))
-"""Operations that `needs_room` of operations.h names."""
-_MOVES = tuple((NAMES.index(name), name) for name in MOVES)
-_POSTERIZE = NAMES.index("posterize")
-_FACTORS = [NAMES.index(name) for name in ("color", "contrast", "brightness", "sharpness")]
+_ENCODED = tuple((place, s.encode) for place, s in enumerate(OPERATIONS) if s.encode is not None)
+_GEOMETRIC = np.array([spec.kernel == "MOVE" for spec in OPERATIONS])
+
+
+class KernelCodes(NamedTuple):
+    """Codes of `enum Operation` in cuda/operations.h, read from there by name."""
+
+    operations: np.ndarray
+    """[16]: the code of each entry of OPERATIONS."""
+    nothing: int
+    need_second_buffer: tuple[int, ...]
+
+
+@cache
+def kernel_codes() -> KernelCodes:
+    codes = enum_codes("operations.h", "Operation")
+    if missing := [spec.kernel for spec in OPERATIONS if spec.kernel not in codes]:
+        raise KernelUnavailableError(f"cuda/operations.h has no {', '.join(missing)}")
+    second = sorted({codes[spec.kernel] for spec in OPERATIONS if spec.needs_second_buffer})
+    own = np.array([codes[spec.kernel] for spec in OPERATIONS], np.int32)
+    return KernelCodes(own, codes["NOTHING"], tuple(second))
 
 
 class Pictures(NamedTuple):
@@ -91,26 +103,24 @@ def _check_boxes(boxes: np.ndarray) -> None:
 def encode_layers(plans: ViewPlans) -> np.ndarray:
     """[B * K * N] LAYER."""
     operations = plans.operations.reshape(-1)
-    arguments = plans.arguments.reshape(-1, 4)
+    arguments = plans.arguments.reshape(-1, MAX_ARGUMENTS)
     layers = np.zeros(len(operations), LAYER)
     if not len(operations):
         return layers
-    if operations.min() < 0 or operations.max() >= len(NAMES):
+    if operations.min() < 0 or operations.max() >= len(OPERATIONS):
         raise DataError(
-            f"an operation is a place in NAMES, 0 to {len(NAMES) - 1}; "
+            f"a plan's operations must be 0 to {len(OPERATIONS) - 1}, "
             f"got {operations.min()} to {operations.max()}"
         )
-    codes, numbers = _CODES[operations], layers["numbers"]
-    numbers[:, :4] = arguments
-    for place, name in _MOVES:
+    numbers, codes = layers["numbers"], kernel_codes()
+    numbers[:, :MAX_ARGUMENTS] = arguments
+    for place, encode in _ENCODED:
         if (chosen := operations == place).any():
-            matrix = affine(name, arguments[chosen, 0], plans.size)
-            matrix[..., 2] += 0.5  # to the nearest pixel
-            numbers[chosen] = matrix.reshape(-1, 6)
-    masks = operations == _POSTERIZE  # the bits that are kept
-    numbers[masks, 0] = 256 - 2.0 ** (8 - arguments[masks, 0].clip(0, 8).astype(int))
-    unchanged = np.isin(operations, _FACTORS) & (arguments[:, 0] == 1)
-    layers["operation"] = np.where(unchanged, 0, codes)
+            rows = encode(arguments[chosen, 0], plans.size)
+            numbers[chosen, : rows.shape[1]] = rows
+    numbers[_GEOMETRIC[operations], 2::3] += 0.5  # a matrix: to the nearest pixel
+    unchanged = is_unchanged(operations, arguments)
+    layers["operation"] = np.where(unchanged, codes.nothing, codes.operations[operations])
     return layers
 
 

@@ -14,13 +14,7 @@ import numpy as np
 from fastaug.errors import DataError
 from fastaug.views.config import ViewConfig
 from fastaug.views.philox import uniforms_at
-from fastaug.views.randaugment import (
-    NAMES,
-    NUMBERS_PER_LAYER,
-    Operation,
-    argument_count,
-    draw_operations,
-)
+from fastaug.views.randaugment import NUMBERS_PER_LAYER, OPERATIONS, Operation, draw_operations
 
 # A header can claim any size; 180 megapixels (Pillow's own bomb limit) are 0.5 GB decoded.
 MAX_PIXELS = 180_000_000
@@ -92,10 +86,10 @@ class ViewPlans:
 
 
 def _named(operations: np.ndarray, arguments: np.ndarray) -> tuple[Operation, ...]:
-    names = [NAMES[operation] for operation in operations]
+    specs = [OPERATIONS[operation] for operation in operations]
     return tuple(
-        Operation(name, tuple(row[: argument_count(name)].tolist()))
-        for name, row in zip(names, arguments, strict=True)
+        Operation(spec.name, tuple(row[: spec.arguments].tolist()))
+        for spec, row in zip(specs, arguments, strict=True)
     )
 
 

@@ -24,10 +24,10 @@ from fastaug.views.launch import (
     REGISTERS,
     RESERVED,
     Form,
-    Needs,
+    MemoryNeeds,
     Places,
     form_structure,
-    needs_of,
+    memory_needs,
     plan_launch,
 )
 from fastaug.views.packed_plan import LAYER, VIEW
@@ -114,7 +114,7 @@ def test_needs_are_those_of_the_kernel(layout: Path) -> None:
         for name, value in zip(VIEW.names[2:8], place, strict=True):
             view[name] = value
         layer["operation"] = operation
-        needs = needs_of(view, layer, form, size)
+        needs = memory_needs(view, layer, form, size)
         ours.append((needs.tables(strip), needs.first, needs.second, needs.box))
     text = "\n".join(" ".join(str(int(number)) for number in row) for row in rows)
     done = subprocess.run([layout], input=text, capture_output=True, text=True, check=True)
@@ -132,8 +132,8 @@ def test_the_needs_of_a_batch_are_those_of_its_largest_views() -> None:
     views["top"] = (0, 0, 31)
     layers["operation"][4] = 4
     form = RenderSpec(antialias=True)
-    alone = [needs_of(views[i : i + 1], layers[2 * i : 2 * i + 2], form, 8) for i in range(3)]
-    batch = needs_of(views, layers, form, 8)
+    alone = [memory_needs(views[i : i + 1], layers[2 * i : 2 * i + 2], form, 8) for i in range(3)]
+    batch = memory_needs(views, layers, form, 8)
     for rows in (1, 8):
         assert batch.tables(rows) == max(one.tables(rows) for one in alone)
     assert [one.second for one in alone] == [0, 0, 193]
@@ -143,8 +143,8 @@ def test_the_needs_of_a_batch_are_those_of_its_largest_views() -> None:
 # --- plans ---
 
 
-def needs(tables: int, row: int, view: int = 0, other: int = 0, box: int = 0) -> Needs:
-    return Needs(np.array([tables]), np.array([row]), view, other, box)
+def needs(tables: int, row: int, view: int = 0, other: int = 0, box: int = 0) -> MemoryNeeds:
+    return MemoryNeeds(np.array([tables]), np.array([row]), view, other, box)
 
 
 @pytest.mark.parametrize("limit", LIMITS)
