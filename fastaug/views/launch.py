@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from ctypes import Structure, c_float, c_int, c_longlong
+from ctypes import Structure, c_int, c_longlong
 from typing import NamedTuple
 
 import numpy as np
 
 from fastaug.views.packed_plan import LAYER, VIEW, kernel_codes
-from fastaug.views.render_spec import BORDERS, RenderSpec
+from fastaug.views.render_spec import RenderSpec
 
 WARP = 32
 MOST_WARPS = 12
@@ -29,16 +29,6 @@ _TABLES = 3 * 256 + 3 * 256 // 4
 """Numbers that operations keep where the strip was."""
 
 
-class Form(Structure):
-    """`Form` of cuda/views.h."""
-
-    _fields_ = (
-        *((name, c_int) for name in ("size", "layers", "border", "cubic", "antialias")),
-        ("mean", c_float * 3),
-        ("factor", c_float * 3),
-    )
-
-
 class Places(Structure):
     """`Places` of cuda/views.cu."""
 
@@ -47,12 +37,6 @@ class Places(Structure):
         ("in_shared", c_int),
         ("strip_rows", c_int),
     )
-
-
-def form_structure(spec: RenderSpec, size: int, layers: int) -> Form:
-    border, cubic = BORDERS.index(spec.border), spec.interpolation == "bicubic"
-    means, factors = (c_float * 3)(*spec.mean), (c_float * 3)(*spec.factor)
-    return Form(size, layers, border, cubic, spec.antialias, means, factors)
 
 
 class MemoryNeeds(NamedTuple):

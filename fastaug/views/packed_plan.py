@@ -1,11 +1,12 @@
-"""View plans as the fused kernel reads them: a record for each view and each operation.
+"""View plans in the memory layout of the fused kernel: a record per view and per operation.
 
-The same bytes serve CPU and GPU: `View` and `Layer` of cuda/views.h and cuda/operations.h.
+The same bytes serve CPU and GPU: `View` and `Form` of cuda/views.h, `Layer` of cuda/operations.h.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from ctypes import Structure, c_float, c_int
 from functools import cache
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from fastaug.errors import DataError, KernelUnavailableError
 from fastaug.toolchain.build import enum_codes
 from fastaug.views.plan import MAX_PIXELS, ViewPlans
 from fastaug.views.randaugment import MAX_ARGUMENTS, OPERATIONS, is_unchanged
+from fastaug.views.render_spec import BORDERS, RenderSpec
 
 _VIEW_NUMBERS = ("height", "width", "top", "left", "box_height", "box_width", "flip", "unused")
 VIEW = np.dtype([("pixels", "u8"), ("row_bytes", "i8"), *((name, "i4") for name in _VIEW_NUMBERS)])
@@ -51,10 +53,10 @@ def kernel_codes() -> KernelCodes:
 
 
 class Pictures(NamedTuple):
-    """Where B decoded images lie: [H, W, 3] uint8 each, pixels one after another in a row."""
+    """B decoded images in memory: [H, W, 3] uint8 each, with contiguous rows."""
 
     pointers: np.ndarray
-    """[B] uint64."""
+    """[B] uint64, to the first pixel."""
     row_bytes: np.ndarray
     """[B] int64, from one row to the next."""
     sizes: np.ndarray
@@ -62,7 +64,7 @@ class Pictures(NamedTuple):
 
 
 def pictures_of(images: Sequence[Tensor]) -> tuple[Pictures, list[Tensor]]:
-    """Of tensors; and what must be kept alive: those that lie otherwise are copied."""
+    """The tensors in memory, and what must be kept alive: non-contiguous rows are copied."""
     kept = [image if image.stride()[1:] == (3, 1) else image.contiguous() for image in images]
     return (
         Pictures(
@@ -95,8 +97,8 @@ def _check_boxes(boxes: np.ndarray) -> None:
     if wrong.any():
         top, left, height, width = boxes.reshape(-1, 4)[wrong.argmax()]
         raise DataError(
-            f"a view's box has sides of 1 to {LONGEST_SIDE:,} pixels, {MAX_PIXELS:,} in all, and "
-            f"begins as near; got one of {width} x {height} at {left}, {top}"
+            f"a view's box must have sides of 1 to {LONGEST_SIDE:,} pixels, at most {MAX_PIXELS:,} "
+            f"pixels, and begin as near; got one of {width} x {height} at {left}, {top}"
         )
 
 
@@ -124,8 +126,25 @@ def encode_layers(plans: ViewPlans) -> np.ndarray:
     return layers
 
 
+class Form(Structure):
+    """What all views of a call have in common: `Form` of cuda/views.h."""
+
+    _fields_ = (
+        *((name, c_int) for name in ("size", "layers", "border", "cubic", "antialias")),
+        ("mean", c_float * 3),
+        ("factor", c_float * 3),
+    )
+
+
+def form_structure(spec: RenderSpec, size: int, layers: int) -> Form:
+    """layers: operations of each view."""
+    border, cubic = BORDERS.index(spec.border), spec.interpolation == "bicubic"
+    means, factors = (c_float * 3)(*spec.mean), (c_float * 3)(*spec.factor)
+    return Form(size, layers, border, cubic, spec.antialias, means, factors)
+
+
 def check_images(images: Sequence[Tensor]) -> None:
-    """What plan_views and make_views take."""
+    """Raise DataError unless these are images for plan_views and make_views."""
     if isinstance(images, Tensor) or not len(images):
         given = f"one tensor {list(images.shape)}" if isinstance(images, Tensor) else "none"
         raise DataError(f"images must be a list of uint8 tensors [H, W, 3], got {given}")
@@ -138,7 +157,7 @@ def check_images(images: Sequence[Tensor]) -> None:
 
 
 def check_plan(images: Sequence[Tensor], plan: ViewPlans) -> torch.device:
-    """That a plan is for these images; the device that all of them are on."""
+    """The device of all images; DataError if the plan is not for them."""
     if not isinstance(plan, ViewPlans):
         raise DataError(f"the plan must be of fastaug.plan_views, got {type(plan).__name__}")
     if not (isinstance(plan.size, int) and 1 <= plan.size <= LONGEST_VIEW):

@@ -97,7 +97,7 @@ def _geometric(
 
     def apply(image: Image.Image, value: float) -> Image.Image:
         size = image.width
-        a, b, c, d, e, f = matrix(np.float64(value), size)
+        a, b, c, d, e, f = matrix(np.array(value, np.float64), size)
         x, y = np.arange(size), np.arange(size)[:, None]
         column = np.floor(a * x + b * y + (c + 0.5)).astype(np.intp)
         row = np.floor(d * x + e * y + (f + 0.5)).astype(np.intp)
@@ -130,7 +130,7 @@ def _translation(strength: float, size: int) -> float:
 
 
 def _blend(
-    name: str, enhancer: Callable[[Image.Image], ImageEnhance._Enhance], **more: bool
+    name: str, enhancer: Callable[[Image.Image], ImageEnhance._Enhance], in_place: bool = True
 ) -> OperationSpec:
     """An operation that blends the image with another by a factor; 1 is the image itself."""
     return OperationSpec(
@@ -138,7 +138,7 @@ def _blend(
         lambda image, factor: enhancer(image).enhance(factor),
         lambda strength, size: 0.1 + 1.8 * strength,
         unchanged_at=1.0,
-        **more,
+        needs_second_buffer=not in_place,
     )
 
 
@@ -177,7 +177,7 @@ OPERATIONS = (
     _blend("color", ImageEnhance.Color),
     _blend("contrast", ImageEnhance.Contrast),
     _blend("brightness", ImageEnhance.Brightness),
-    _blend("sharpness", ImageEnhance.Sharpness, needs_second_buffer=True),
+    _blend("sharpness", ImageEnhance.Sharpness, in_place=False),
     _geometric("shear_x", _shear, lambda value, size: _matrix(1, value, _TIE, 0, 1, _TIE)),
     _geometric("shear_y", _shear, lambda value, size: _matrix(1, 0, _TIE, value, 1, _TIE)),
     _geometric("translate_x", _translation, lambda v, size: _matrix(1, 0, v + _TIE, 0, 1, _TIE)),
