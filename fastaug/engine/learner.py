@@ -15,7 +15,8 @@ from torch.optim.swa_utils import AveragedModel
 
 from fastaug.config import TrainConfig
 from fastaug.engine.optim import build_optimizer
-from fastaug.kernels.objective import ObjectiveTerms, objective
+from fastaug.kernels.objective import ObjectiveTerms, loss_terms
+from fastaug.kernels.registry import resolve_kernel
 from fastaug.models.build import build_configured_model
 from fastaug.models.sync_norm import synchronize_batch_norm
 from fastaug.runtime.device import autocast
@@ -38,6 +39,16 @@ class Learner:
         self.config = config
         self.device = device
         self.group = group or Group()
+        # One rank compiles for all.
+        self.kernel = self.group.in_turn(
+            lambda: resolve_kernel(
+                config.loss.kernel,
+                views=config.view.views,
+                classes=classes,
+                device=device,
+                average=config.loss.average,
+            )
+        )
         self.model = build_configured_model(config.model, classes, config.view.size).to(device)
         if config.model.batch_norm == "sync":
             synchronize_batch_norm(self.model, config.model.model, self.group)
@@ -78,13 +89,13 @@ class Learner:
             with named("forward"), autocast(self.device, config.run.precision):
                 logits = self.network(batch.flat)
             with named("objective"):
-                terms = objective(
+                terms = loss_terms(
+                    self.kernel,
                     logits.float().unflatten(0, batch.views.shape[:2]),
                     batch.labels,
                     average=config.loss.average,
                     kl_weight=config.loss.kl_weight,
                     label_smoothing=config.loss.label_smoothing,
-                    kernel=config.loss.kernel,
                 )
             with named("backward"):
                 # A non-finite loss may have a finite gradient. NaN as its weight makes the gradient

@@ -20,7 +20,6 @@ from fastaug.engine.nonfinite import NonFiniteGuard, NonFiniteStep, Part
 from fastaug.engine.optim import learning_rate
 from fastaug.engine.profiling import Profiler, steps_to_record
 from fastaug.errors import DataError
-from fastaug.kernels.registry import find_kernel
 from fastaug.runs.checkpoint import check_continuable, load_checkpoint
 from fastaug.runs.console import RunConsole, announcement
 from fastaug.runs.folder import RunFolder
@@ -60,10 +59,6 @@ class Trainer:
         """Of the held-out images, if there are any, and of the test images. The first one runs
         after each epoch and chooses best.pt."""
         torch.manual_seed(config.run.seed)
-        # Here rather than at the first step: a wrong name ends the run before it has begun, and
-        # one rank compiles for all.
-        logits = torch.empty(1, config.view.views, len(train.classes), device=self.device)
-        group.in_turn(lambda: find_kernel(config.loss.kernel, logits))
         self.learner = Learner(config, len(train.classes), self.device, group)
         self.loader = group.in_turn(
             lambda: build_loader(config, train, rank=group.rank, ranks=group.ranks)
