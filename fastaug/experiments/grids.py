@@ -87,11 +87,10 @@ def with_plain_objective(config: TrainConfig) -> TrainConfig:
 
 def run_name(config: TrainConfig) -> str:
     """Folder name of a run: everything that a sweep varies."""
-    objective = (
-        "" if config.view.views == 1 else f"-{config.loss.average}-kl{config.loss.kl_weight:g}"
-    )
+    views, loss = config.view.views, config.loss
+    objective = "" if views == 1 else f"-{loss.average}-kl{loss.kl_weight:g}"
     point = f"lr{config.optim.lr:g}-e{config.optim.epochs}-s{config.run.seed}"
-    return f"{config.run.recipe}-k{config.view.views}{objective}-{point}"
+    return f"{config.run.recipe}-k{views}{objective}-{point}"
 
 
 def expand(

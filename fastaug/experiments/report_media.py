@@ -30,7 +30,7 @@ _MAX_PIXELS = 80_000_000
 _READ_BYTES = 1_000_000
 """Bytes of a metrics.jsonl that are parsed, about 5,000 lines."""
 _SVG, _XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
-_FRAME = {"width": 320, "height": 170, "left": 48, "right": 310, "top": 10, "bottom": 136}
+_FRAME = {"width": 320, "height": 170, "left": 60, "right": 310, "top": 10, "bottom": 136}
 """The size of a plot of a run, and the box between its axes."""
 
 
@@ -140,7 +140,7 @@ def plot(title: str, series: Mapping[str, Points]) -> dict[str, Any] | None:
         "names": list(series),
         "lines": [" ".join(place(*p) for p in thinned(points)) for points in series.values()],
         "frame": _FRAME,
-        **{name: short(value) for name, value in limits.items()},
+        **{name: f"{value:.3g}" for name, value in limits.items()},
     }
 
 

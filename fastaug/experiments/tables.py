@@ -61,23 +61,12 @@ class Table:
         for before, row in pairwise(self.rows):
             lines += [r"\midrule"] * (before[:2] != row[:2]) + [_tex_row(row)]
         notes = "".join(f"\n\\par\\footnotesize {_tex(note)}." for note in self.notes)
-        return "\n".join(
-            [
-                r"\begin{table*}",
-                r"\centering",
-                r"\small",
-                rf"\begin{{tabular}}{{{'l' * len(self.header)}}}",
-                r"\toprule",
-                _tex_row(self.header),
-                r"\midrule",
-                *lines,
-                r"\bottomrule",
-                rf"\end{{tabular}}{notes}",
-                rf"\caption{{{_tex(self.title)}. {_tex(self.caption)}}}",
-                rf"\label{{tab:{self.name}}}",
-                r"\end{table*}",
-                "",
-            ]
+        body = "\n".join([r"\toprule", _tex_row(self.header), r"\midrule", *lines, r"\bottomrule"])
+        return (
+            "\\begin{table*}\n\\centering\n\\small\n"
+            f"\\begin{{tabular}}{{{'l' * len(self.header)}}}\n{body}\n\\end{{tabular}}{notes}\n"
+            f"\\caption{{{_tex(self.title)}. {_tex(self.caption)}}}\n"
+            f"\\label{{tab:{self.name}}}\n\\end{{table*}}\n"
         )
 
 
@@ -188,10 +177,8 @@ def _names(selected: Selected) -> list[str]:
     """Data set and network, by the paper's names if the experiment is the paper's."""
     family, paper = selected.family, published(selected.family)
     if paper is None:
-        return [
-            family.title.removeprefix(f"{family.config.model.model} on "),
-            family.config.model.model,
-        ]
+        network = family.config.model.model
+        return [family.title.removeprefix(f"{network} on "), network]
     _, comma, apart = family.title.partition(", --")  # from another family of the same title
     return [f"{paper.dataset}{comma}{apart}", paper.network]
 

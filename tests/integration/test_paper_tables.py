@@ -151,9 +151,8 @@ def test_differences_from_the_recipe_are_noted(runs: RunWriter) -> None:
 
 
 def test_what_was_chosen(tmp_path: Path) -> None:
-    runs = RunWriter(
-        tmp_path / "runs", TrainConfig.from_flat(views=1, validation=0.1, train_images=1000)
-    )
+    config = TrainConfig.from_flat(views=1, validation=0.1, train_images=1000)
+    runs = RunWriter(tmp_path / "runs", config)
     for lr, held_out, test in [(0.1, 0.60, 0.55), (0.2, 0.62, 0.50)]:
         runs.add(test, held_out=held_out, lr=lr)
     assert ["|".join(row) for row in table(runs, "chosen").rows] == [

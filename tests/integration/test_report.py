@@ -238,6 +238,7 @@ def test_runs_with_odd_records_are_shown(tmp_path: Path) -> None:
     """From anyone: lines that are no objects, values that are no numbers, a views.png that is not
     a picture, a folder name that is not UTF-8."""
     lines = [{"kind": "train", "epoch": HOSTILE, "loss": "x"}, {"kind": "eval", "top1": True}]
+    lines.append({"kind": "eval", "epoch": 1, "top1": 0.5})
     found = measures(0.5) | {HOSTILE: 1.0, "nll": None}
     folder = tmp_path / b"run-\xff".decode(errors="surrogateescape")
     run = write_run(folder, SHAPES, found, lines=lines)  # type: ignore[arg-type]
@@ -255,6 +256,7 @@ def test_runs_with_odd_records_are_shown(tmp_path: Path) -> None:
     assert "img" not in {tag for tag, _ in page.tags}
     assert page.text.count("<script") == 1
     assert any("views.png: no picture" in text for text in page.texts)
+    assert "line line-1 single" in page.attributes("class"), "one point is drawn"
     assert any(r"run-\udcff" in text for text in page.texts)
 
 
@@ -305,8 +307,8 @@ def test_of_many_lines_a_share_is_read_and_every_evaluation(tmp_path: Path) -> N
 def test_a_plot_fits_its_points_between_the_axes() -> None:
     drawn = plot("loss", {"loss": [(0.0, 3.0), (1.0, 2.0), (2.0, 1.0)]})
     assert drawn is not None
-    assert drawn["lines"] == ["48.0,10.0 179.0,73.0 310.0,136.0"]
+    assert drawn["lines"] == ["60.0,10.0 185.0,73.0 310.0,136.0"]
     assert plot("loss", {"loss": []}) is None
     single = plot("loss", {"loss": [(1.0, 5.0)]})
     assert single is not None
-    assert single["lines"] == ["179.0,73.0"], "in the middle"
+    assert single["lines"] == ["185.0,73.0"], "in the middle"
