@@ -165,7 +165,7 @@ def show_plan(plan: Plan) -> None:
             f"more {'seed' if times == 1 else 'seeds'}"
         )
     images = f"{plan.images:,} training images" if plan.images else "training images unknown"
-    where = "" if next(iter(tuning.values())).data else ", as no --data is given"
+    where = "" if next(iter(tuning.values())).data.data else ", as no --data is given"
     console.print(f"{total} ({images} a run{where}); folder {plan.folder}", soft_wrap=True)
 
 

@@ -145,8 +145,11 @@ def test_an_experiment_and_its_data_are_needed(args: list[str], named: str) -> N
     assert "\n" not in str(error.value)
 
 
-def test_a_dry_run_needs_no_data() -> None:
-    assert configure(["cifar100-lambda", "--dry-run"]).images == 45_000
+def test_a_dry_run_needs_no_data(capsys: pytest.CaptureFixture) -> None:
+    assert sweep.main(["cifar100-lambda", "--dry-run"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "180 runs" in printed  # 6 weights, 6 rates, 5 seeds
+    assert "45,000 training images a run, as no --data is given" in printed
 
 
 def test_the_paper_s_own_practice_holds_nothing_out(fake: FakeSweep) -> None:
