@@ -1,4 +1,4 @@
-"""One run of a sweep: fastaug.train as a process of its own, which may fail or be killed alone."""
+"""One run of a sweep: fastaug.train as a process, whose failure does not end the sweep."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from fastaug.recipes import get_recipe
 from fastaug.runtime.signals import TrainingInterruptedError
 from fastaug.settings import flag
 
-_LOOK_AGAIN = 0.5
+_POLL_SECONDS = 0.5
 _PR_SET_PDEATHSIG = 1
 _TAIL = 4096
-"""Bytes at the end of a file that hold its last lines."""
+"""Bytes at the end of a file in which its last line is looked for."""
 
 
-class RunFailed(FastaugError):
-    """A run has ended without a result. To try again makes sense."""
+class RunFailedError(FastaugError):
+    """A run has ended without a result and may be tried again."""
 
 
-class RunDiverged(FastaugError):
-    """A run's loss is no number any more: to try again gives the same."""
+class RunDivergedError(FastaugError):
+    """A run's loss became non-finite: another try would end the same way."""
 
 
-class RunMistaken(FastaugError):
-    """A run was refused for its settings or data: the others would be as well."""
+class RunRejectedError(FastaugError):
+    """A run was rejected for its settings or data: the other runs would be as well."""
 
 
 def train_flags(config: TrainConfig, folder: Path) -> list[str]:
-    """What fastaug.train is told: the recipe and what differs from it. An earlier try is gone on
-    with, by --resume auto."""
+    """Flags of fastaug.train: the recipe and what differs from it. --resume auto continues an
+    earlier try."""
     recipe = get_recipe(config.run.recipe)
     flags = ["--recipe", config.run.recipe]
     for name in setting_owners():
@@ -65,10 +65,10 @@ def run_training(
     on_step: Callable[[int], None],
     signum: Callable[[], int],
 ) -> dict[str, Any]:
-    """Train to the end, and return summary.json. Its output is in output.txt beside it.
+    """Train to the end and return summary.json. The output goes to output.txt beside it.
 
-    on_step is told the last step that was written down; signum says whether a signal has come, by
-    which the training is ended as well, after saving.
+    on_step is called with the last logged step; signum returns the signal that ends the training,
+    after it has saved, or 0.
     """
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     module = [*(launcher if ranks > 1 else []), "-m", "fastaug.train"]
@@ -83,39 +83,38 @@ def run_training(
             stdout=output,
             stderr=subprocess.STDOUT,
             env={**os.environ, **environment},
-            start_new_session=True,  # Ctrl-C is for the sweep, which passes it on
-            preexec_fn=_ends_with_its_parent if sys.platform == "linux" else None,
+            start_new_session=True,  # Ctrl-C reaches only the sweep, which passes it on
+            preexec_fn=_terminate_with_parent if sys.platform == "linux" else None,
         )
-        passed_on = 0
+        stopped_by = 0
         try:
             while process.poll() is None:
-                if (came := signum()) and not passed_on:
-                    passed_on = came
+                if not stopped_by and (stopped_by := signum()):
                     process.send_signal(signal.SIGTERM)
                 on_step(_last_step(folder))
-                time.sleep(_LOOK_AGAIN)
+                time.sleep(_POLL_SECONDS)
         finally:
             if process.poll() is None:
                 process.terminate()
                 process.wait()
-    if passed_on:
-        raise TrainingInterruptedError(passed_on)
+    if stopped_by:
+        raise TrainingInterruptedError(stopped_by)
     return _result(config, folder, process.returncode)
 
 
 def _result(config: TrainConfig, folder: Path, code: int) -> dict[str, Any]:
     if code == 0 and (summary := finished_summary(folder)) is not None:
         return summary
-    said = _last_line(folder / "output.txt")
+    last = _last_line(folder / "output.txt")
     if (folder / "bad-batch.pt").exists():
-        raise RunDiverged(f"{folder.name}: diverged; its learning rate is too high")
+        raise RunDivergedError(f"{folder.name}: diverged; its learning rate is too high")
     if code == 2:
-        raise RunMistaken(f"{folder.name}: {said.removeprefix('error: ')}")
-    raise RunFailed(f"{folder.name}: ended with exit code {code} ({said}); see its output.txt")
+        raise RunRejectedError(f"{folder.name}: {last.removeprefix('error: ')}")
+    raise RunFailedError(f"{folder.name}: exit code {code} ({last}); see its output.txt")
 
 
 def finished_summary(folder: Path) -> dict[str, Any] | None:
-    """summary.json of a run that has been trained to the end."""
+    """summary.json of a finished run, else None."""
     with suppress(OSError, json.JSONDecodeError):
         summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
         if summary.get("finished"):
@@ -140,7 +139,7 @@ if sys.platform == "linux":
     _LIBC = ctypes.CDLL(None)
 
 
-def _ends_with_its_parent() -> None:
-    """Linux ends the training with SIGTERM, which saves, when the sweep is killed: left alone, it
-    would train on beside the one that goes on with the run."""
+def _terminate_with_parent() -> None:
+    """Let Linux send SIGTERM, which saves, when the sweep is killed: otherwise the training would
+    go on beside the worker that takes over its run."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,7 +1,7 @@
 "use strict";
 
-// A table sorts by a click on a header: again for the other way round. Cells with data-value sort
-// by that number; empty ones come last either way.
+// A click on a header sorts its table; another click reverses the order. Number columns sort by
+// data-value; empty cells come last either way.
 function makeSortable(table) {
   const headers = [...table.tHead.rows[0].cells];
   headers.forEach((header, column) => {
@@ -33,24 +33,24 @@ function sortRows(body, column, numeric, direction) {
   body.append(...keyed.map((one) => one.row));
 }
 
-// Only rows with all of the words that are typed stay.
+// Shows only rows that contain all words of the input.
 function makeFilter(input) {
   const rows = [...document.getElementById(input.dataset.filters).tBodies[0].rows];
   const texts = rows.map((row) => row.textContent.toLowerCase());
-  const told = input.parentElement.querySelector("output");
+  const count = input.parentElement.querySelector("output");
   const filter = () => {
     const words = input.value.toLowerCase().split(/\s+/).filter(Boolean);
     rows.forEach((row, i) => {
       row.hidden = !words.every((word) => texts[i].includes(word));
     });
-    told.value = `${rows.filter((row) => !row.hidden).length} of ${rows.length}`;
+    count.value = `${rows.filter((row) => !row.hidden).length} of ${rows.length}`;
   };
   input.addEventListener("input", filter);
   input.parentElement.hidden = false;
   filter();
 }
 
-// A link into something folded unfolds it.
+// Unfolds whatever a link's target is in.
 function reveal(id) {
   const target = document.getElementById(id);
   if (!target) return;
@@ -67,7 +67,7 @@ function revealHash() {
 document.addEventListener("DOMContentLoaded", () => {
   document.querySelectorAll("table.sortable").forEach(makeSortable);
   document.querySelectorAll("input[data-filters]").forEach(makeFilter);
-  // hashchange does not come for a link to where the page already is.
+  // There is no hashchange for a link to the current address.
   document.addEventListener("click", (event) => {
     const link = event.target.closest("a[href^='#']");
     if (link && link.hash === location.hash) revealHash();
@@ -76,7 +76,7 @@ document.addEventListener("DOMContentLoaded", () => {
   revealHash();
 });
 
-// Paper cannot unfold anything.
+// Print what is folded, too.
 let unfolded = [];
 window.addEventListener("beforeprint", () => {
   unfolded = [...document.querySelectorAll("details:not([open]):not(.full)")];
