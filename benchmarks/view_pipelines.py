@@ -1,13 +1,13 @@
-"""How the view pipeline is built, and what it was chosen over: views per second of each form.
+"""Ways to build the view pipeline: views per second of each.
 
     python benchmarks/view_pipelines.py [--data FOLDER] [--views 1 8 ...]
 
-fused   the product's, --views-engine fused: DALI decodes, one kernel makes B*K views
-wide    the product's, --views-engine dali: decode in one pipeline, make them in a second one
+fused   --views-engine fused: DALI decodes, one kernel makes B*K views
+wide    --views-engine dali: one pipeline decodes, a second one makes the views
 copies  one pipeline: decode, then K copies of the view graph
-stock   wide, but with DALI's apply_rand_augment and its 16-way choice in place of the families
+stock   wide, but with DALI's apply_rand_augment and its 16-way choice
 
-Forms take turns, so that noise hits all alike; medians over batches, ratios to `wide`.
+They take turns, so that noise affects all of them; medians over batches, ratios to `wide`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from nvidia.dali.auto_aug.core import augmentation
 from nvidia.dali.auto_aug.rand_augment import apply_rand_augment
 from nvidia.dali.data_node import DataNode
 from nvidia.dali.pipeline import Pipeline
-from photos import cifar_like, photo_folder
+from parts.photos import cifar_like, photo_folder
 
 from fastaug.config import TrainConfig
 from fastaug.data.image_set import ImageSet
@@ -97,7 +97,7 @@ def measure(name: str, images: ImageSet, config: TrainConfig, options: argparse.
     print(f"{name:8} {policy:18} {config.view.views:3} {cells}", flush=True)
 
 
-# --- the forms: (images, config, threads) -> run one batch, whole, from its number ---
+# --- the forms: (images, config, threads) -> a function that makes batch number n ---
 
 
 def fused(images: ImageSet, config: TrainConfig, threads: int) -> Callable[[int], None]:
@@ -149,7 +149,7 @@ FORMS = {"fused": fused, "wide": wide, "copies": copies, "stock": stock}
 def _decode_then(
     make: Pipeline, images: ImageSet, config: TrainConfig, planned: TrainConfig, threads: int
 ) -> Callable[[int], None]:
-    """planned: the policy whose plan the pipeline takes."""
+    """planned: the config whose plan the pipeline reads."""
     decode = _decoder(images, config, threads)
 
     def run(number: int) -> None:
@@ -169,7 +169,7 @@ def _decode_then(
 
 
 def _decoder(images: ImageSet, config: TrainConfig, threads: int) -> Callable[[np.ndarray], Any]:
-    """Places of images -> DALI's list of them."""
+    """Indices of images -> DALI's list of them."""
     decoder = decode_pipeline("cpu", **_pipeline(IMAGES, threads))
 
     def decode(indices: np.ndarray) -> Any:
@@ -224,7 +224,7 @@ def _stock_pipeline(config: TrainConfig) -> DataNode:
 
 
 def _nfnet_suite(size: int) -> list:
-    """NFNet's operations out of DALI's augmentations, as a user of DALI would write them."""
+    """NFNet's operations from DALI's augmentations, as a user of DALI would write them."""
     a = dali_augmentations
 
     @augmentation(mag_range=(0, 40 * size / 224))
@@ -259,7 +259,7 @@ def _nfnet_suite(size: int) -> list:
     ]
 
 
-# --- what all forms share ---
+# --- shared by all forms ---
 
 
 def _pipeline(batch_size: int, threads: int) -> dict:
@@ -291,7 +291,7 @@ def _plans(indices: np.ndarray, images: ImageSet, config: TrainConfig) -> ViewPl
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", default="", help="a folder of photographs; default: made here")
+    parser.add_argument("--data", default="", help="a folder of photographs; default: generated")
     parser.add_argument("--views", type=int, nargs="+", default=[1, 8], help="numbers of views K")
     parser.add_argument("--batches", type=int, default=7, help="batches measured of each form")
     parser.add_argument("--threads", type=int, default=2, help="threads of each pipeline")
