@@ -259,8 +259,9 @@ def test_the_stages_take_the_loader_that_was_asked_for(
 
 
 def test_small_images_in_memory(
-    tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
+    monkeypatch.setattr(throughput, "cifar_like", lambda: photos.cifar_like(tmp_path))
     monkeypatch.setattr(photos, "PER_CLASS", {"train": 1, "val": 1})
     monkeypatch.setattr(photos, "SMALL_COUNTS", {"train": 40, "test": 4})
     few = ("--parts", "loaders", "--crop", "pad", "--views", "2")
