@@ -252,10 +252,10 @@ def conclusions(gpu: str, work: Work, options: Options) -> Iterator[str]:
     size = options.image_bytes
     rates = [_rates(gpu, options, case) for case in CASES.values()]
     found = [step_model.crossover_k(work, own, options.views, image_bytes=size) for own in rates]
-    mid, low, high = ("above all these K" if k is None else f"K = {k}" for k in found)
+    limits = ["above all these K" if k is None else f"K = {k}" for k in found]
     yield (
-        f"prediction, 1 {gpu}: decoding is not the limit from {mid} on (slow end {low}, fast end "
-        f"{high})"
+        f"prediction, 1 {gpu}: decoding is not the limit from {limits[0]} on (slow end "
+        f"{limits[1]}, fast end {limits[2]})"
     )
     if gpu in step_model.PUBLISHED and not options.quick:
         model, images, source = step_model.PUBLISHED[gpu]
@@ -286,14 +286,14 @@ def check(path: Path, console: Console) -> list[Row]:
     found = cpu_check.compare(work, probes, measured, cores)
     rates = ", ".join(f"{rate / 1e9:.3g} at {size / 1e6:g} MB" for size, rate in probes.bandwidth)
     inputs = " and ".join(f"{stage.contender} at K={stage.k}" for stage in found.inputs)
-    for line in (
+    for text in (
         f"PREDICTION for this CPU: {about['cpu']}, {about['threads']} threads",
         f"inputs, probes run now: a 3x3 convolution {probes.flops / 1e9:.0f} GFLOP/s",
         f"  relu, GB/s: {rates}; launch of an operation {1e6 * probes.launch:.1f} us",
         f"inputs, rows of the run of {about['date']}: {inputs}",
         f"second prediction: forward is an input too; it reaches {found.share:.0%} of the probes",
     ):
-        console.print(line, markup=False, soft_wrap=True)
+        console.print(text, markup=False, soft_wrap=True)
     if probes.parallel > cpu_check.BUSY:
         console.print(
             f"warning: other programs keep the cores busy (a relu of 1 MB takes "

@@ -25,6 +25,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
+import math
 import os
 import shlex
 import signal
@@ -128,7 +129,7 @@ MEASURED = ("seconds", "epoch", "rss")
 
 def read_samples(file: Path) -> list[Sample]:
     return [
-        Sample(**{name: (float if name in MEASURED else int)(row[name]) for name in COLUMNS})
+        Sample._make((float if name in MEASURED else int)(row[name]) for name in COLUMNS)
         for row in results.read(file, COLUMNS)
     ]
 
@@ -354,9 +355,10 @@ def group_epochs(samples: Sequence[Sample]) -> list[list[Sample]]:
     ]
     if not whole:
         return []
-    size = max(-(-GROUP_SAMPLES // statistics.fmean(map(len, whole))), -(-len(whole) // MAX_GROUPS))
-    starts = range(0, len(whole) - int(size) + 1, int(size))
-    return [list(chain(*whole[start : start + int(size)])) for start in starts]
+    per_epoch = statistics.fmean(map(len, whole))
+    size = max(math.ceil(GROUP_SAMPLES / per_epoch), math.ceil(len(whole) / MAX_GROUPS))
+    starts = range(0, len(whole) - size + 1, size)
+    return [list(chain(*whole[start : start + size])) for start in starts]
 
 
 def _memory_trend(name: str, groups: Sequence[Sequence[Sample]], pick: Callable) -> Trend:
@@ -437,6 +439,10 @@ def draw(samples: Sequence[Sample], trends: Sequence[Trend], path: Path) -> None
             values = [pick(s.rss for s in members) for members in groups]
             label = {min: "lowest", max: "highest"}[pick] + " of a group of epochs"
             axes[0].plot(middle, values, color=color, marker="o", ms=4, lw=1.5, label=label)
+        judged = [sample.rss for members in groups for sample in members]
+        if judged:  # close enough to see a leak of a few MiB
+            margin = max(5.0, 0.5 * (max(judged) - min(judged)))
+            axes[0].set_ylim(min(judged) - margin, max(judged) + margin)
         axes[0].set_ylabel("resident memory, MiB", fontsize=9)
         for name, color in (("threads", BLACK), ("processes", BLUE), ("zombies", RED)):
             axes[1].plot(minutes, [getattr(s, name) for s in samples], color=color, label=name)

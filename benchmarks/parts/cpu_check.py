@@ -116,8 +116,8 @@ def read_stages(path: Path) -> tuple[dict[str, str], dict[Stage, float]]:
         Stage(row["contender"], row["policy"], int(row["K"] or 0)): float(row["median"]) / 1e3
         for row in last
     }
-    if missing := {"decode", "loader", "forward"} - {stage.contender for stage in found}:
-        raise ConfigError(f"--check {path}: its last run has no {min(missing)}; {hint}")
+    if absent := {"decode", "loader", "forward"} - {stage.contender for stage in found}:
+        raise ConfigError(f"--check {path}: its last run has no {min(absent)}; {hint}")
     return last[0], found
 
 

@@ -137,7 +137,7 @@ class Table(NamedTuple):
         console.print(f"\n{title}", style="bold", markup=False, soft_wrap=True)
         shown = RichTable(box=None, pad_edge=False)
         for place, head in enumerate(self.head):
-            shown.add_column(head, justify="right" if place else "left")
+            shown.add_column(head, justify="right" if place else "left", no_wrap=not place)
         for line in self.lines:
             shown.add_row(*line)
         console.print(shown)
