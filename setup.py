@@ -58,6 +58,7 @@ setup(
             "hypothesis",
             "mypy",
             "pre-commit",
+            "psutil",  # benchmarks/: CPU time, memory and descriptors
             "pytest",
             "pytest-timeout",
             "pytest-xdist",

@@ -1,4 +1,4 @@
-"""FFCV, where it is installed, as one of the loaders of benchmarks/loader_contenders.py."""
+"""FFCV, where it is installed, as one of the loaders of benchmarks/parts/loaders.py."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import itertools
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import redirect_stderr, suppress
 from pathlib import Path
 from queue import Empty
@@ -15,28 +15,29 @@ from typing import Any
 
 import numpy as np
 import torch
-from loader_parts import Contender, EndlessBatches, check_policy
 from PIL import Image
-from timing import Unfit
 from torch import Tensor
 
 from fastaug.config import TrainConfig
 from fastaug.data.image_set import ImageSet
 from fastaug.runtime.cores import worker_count
 from fastaug.views.reference import NORMALIZATION
+from parts.timing import Stream, Unfit
 
-EPOCH = 1024
-"""Batches of one of its passes, for which it takes the order of all images at once."""
-FFCV_AHEAD = 3
-"""FFCV's own default."""
-FFCV_MOST = 20_000
-"""Images that are copied into a file of FFCV's."""
+PASS = 1024
+"""Batches of one pass: FFCV wants the order of all images beforehand."""
+AHEAD = 3
+"""FFCV's default for batches_ahead."""
+MAX_IMAGES = 20_000
+"""Limit for copying images into a .beton."""
 
 
-def ffcv(images: ImageSet, config: TrainConfig, device: torch.device) -> Contender:
-    """Its decoder crops what it has decoded, so K views are K decodes: each image K times in a row.
+def ffcv(
+    images: ImageSet, config: TrainConfig, device: torch.device, order: Iterable[np.ndarray]
+) -> Stream:
+    """K views are K decodes (its decoder includes the crop): each image K times in a row.
 
-    It decodes with libjpeg's fast DCT, up to 8 levels off what the others see at quality 98. Ran
+    It decodes with libjpeg's fast DCT, up to 8 pixel values off the others at quality 98. Tested
     with ffcv 1.0.2, numba 0.68, numpy 2.4 on a CPU: apt-get install libopencv-dev
     libturbojpeg0-dev pkg-config, pip install --no-build-isolation ffcv.
     """
@@ -53,23 +54,21 @@ def ffcv(images: ImageSet, config: TrainConfig, device: torch.device) -> Contend
         )
     except ImportError as error:
         raise Unfit(f"ffcv is not installed ({error})") from error
-    check_policy(config, pads=False)
-    if config.view.augment == "randaugment":
-        raise Unfit("ffcv has no RandAugment")
-    if config.view.views_dtype == "bf16":
-        raise Unfit("ffcv makes no bf16")
-    if images.array is not None:
-        raise Unfit("of images in memory, which ffcv would store in a file first")
+    view = config.view
+    for unfit, why in (
+        (view.crop == "pad", "ffcv has no reflected padding"),
+        (view.augment == "randaugment", "ffcv has no RandAugment"),
+        (view.views_dtype == "bf16", "ffcv has no bf16"),
+        (images.array is not None, "ffcv reads files, not images in memory"),
+    ):
+        if unfit:
+            raise Unfit(why)
     folder = Path(tempfile.mkdtemp(prefix="fastaug-ffcv-"))
-    file = folder / "images.beton"
-    _write_beton(file, images)
-    orders = itertools.islice(EndlessBatches(images, config), EPOCH)
-    mean, deviation = (np.array(values) for values in NORMALIZATION[config.view.normalize])
-    number_type = np.float16 if config.view.views_dtype == "fp16" else np.float32
+    _write_beton(folder / "images.beton", images)
+    mean, deviation = (np.array(values) for values in NORMALIZATION[view.normalize])
+    number_type = np.float16 if view.views_dtype == "fp16" else np.float32
     steps = [
-        RandomResizedCropRGBImageDecoder(
-            (config.view.size, config.view.size), scale=config.view.crop_area
-        ),
+        RandomResizedCropRGBImageDecoder((view.size, view.size), scale=view.crop_area),
         RandomHorizontalFlip(),
         NormalizeImage(mean, deviation, number_type),
         ToTensor(),
@@ -77,44 +76,44 @@ def ffcv(images: ImageSet, config: TrainConfig, device: torch.device) -> Contend
         *([ToDevice(device, non_blocking=True)] if device.type == "cuda" else []),
     ]
     loader = Loader(
-        str(file),
+        str(folder / "images.beton"),
         batch_size=config.optim.batch_size,
         num_workers=max(1, worker_count(config.data.workers)),
         order=OrderOption.SEQUENTIAL,
-        indices=np.repeat(np.concatenate(list(orders)), config.view.views),
+        indices=np.repeat(np.concatenate(list(itertools.islice(order, PASS))), view.views),
         pipelines={"image": steps},
         custom_fields={"image": RGBImageField},
-        batches_ahead=FFCV_AHEAD,
+        batches_ahead=AHEAD,
     )
 
-    def batches() -> Iterator[Tensor]:
+    def batches() -> Generator[Tensor]:
         while True:
             epoch = iter(loader)
             try:
                 for (views,) in epoch:
-                    yield views.unflatten(0, (-1, config.view.views))
+                    yield views.unflatten(0, (-1, view.views))
             finally:
                 epoch.iter_ixes = iter(())
-                while epoch.is_alive():  # its thread waits for a place in the queue, without end
+                while epoch.is_alive():  # its thread blocks until the queue has room
                     with suppress(Empty):
                         epoch.output_queue.get(timeout=0.05)
                 epoch.close()
 
     weakref.finalize(batches, shutil.rmtree, folder, ignore_errors=True)
-    return Contender(FFCV_AHEAD + 1, batches)  # one more is done and waits for a place
+    return Stream(batches, AHEAD + 1)  # one more is finished and waits for room in the queue
 
 
 def _write_beton(file: Path, images: ImageSet) -> None:
-    """The very bytes of the JPEGs: FFCV's own writer would decode and encode them again."""
+    """Store the JPEGs unchanged: FFCV's own writer would decode and encode them again."""
     from ffcv.fields import RGBImageField
     from ffcv.fields.rgb_image import IMAGE_MODES
     from ffcv.writer import DatasetWriter
 
-    # Here, as the writer waits without end for a process of its own that has failed.
-    if images.bad or len(images) > FFCV_MOST:
-        raise Unfit(f"ffcv copies the images: for at most {FFCV_MOST:,}, none of them bad")
+    # Checked here: the writer would wait forever for a worker process that has failed.
+    if images.bad or len(images) > MAX_IMAGES:
+        raise Unfit(f"ffcv copies the images: for at most {MAX_IMAGES:,}, all of them readable")
     if not all(_is_color_jpeg(images.encoded(index)) for index in range(len(images))):
-        raise Unfit("ffcv decodes JPEGs in color alone")
+        raise Unfit("ffcv decodes color JPEGs only")
 
     class Stored(RGBImageField):
         def encode(self, destination: Any, content: bytes, malloc: Callable) -> None:

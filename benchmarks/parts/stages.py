@@ -1,20 +1,18 @@
-"""The stages of a training step, each as something that can be timed by itself.
+"""The stages of a training step, each as a call that can be timed by itself.
 
-All are of one batch of --batch-size views. They run on one network whose weights do not change (the
-learning rate is 0), so that thousands of steps do not lead it astray.
+All work on one batch of --batch-size views and one network whose weights do not change (the
+learning rate is 0), so that thousands of steps cannot make it diverge.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from functools import partial
 
 import torch
-from long_epochs import repeated
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
-from turns import Stream, check_memory
 
 from fastaug.config import TrainConfig
 from fastaug.data.image_set import ImageSet
@@ -24,12 +22,14 @@ from fastaug.engine.metrics import Meter
 from fastaug.kernels.objective import objective
 from fastaug.runtime.device import autocast
 from fastaug.views.batch import VIEW_DTYPES, ViewBatch
+from parts.loaders import repeated
+from parts.timing import Stream, check_memory
 
 DECODE, LOADER = "decode", "loader"
-FORWARD, BOTH, OPTIMISER, BARE = "forward", "forward+backward", "optimizer", "bare step"
+FORWARD, BOTH, OPTIMIZER, BARE = "forward", "forward+backward", "optimizer", "bare step"
 OBJECTIVE, SYNTHETIC, STEP = "objective", "step, synthetic views", "step"
-ANY_K = (FORWARD, BOTH, OPTIMISER, BARE)
-"""Of --batch-size views, however many of them are of one image."""
+ANY_K = (FORWARD, BOTH, OPTIMIZER, BARE)
+"""Stages that do not depend on K."""
 STAGES = (DECODE, LOADER, *ANY_K, OBJECTIVE, SYNTHETIC, STEP)
 
 Call = Callable[[], object]
@@ -68,7 +68,7 @@ class Stages:
             learner.update(rate=0.0)
 
         def bare() -> None:
-            """What a plain loop in torch does: no views, no regularizer, nothing of fastaug."""
+            """A plain torch loop: no views, no regularizer, no fastaug."""
             F.cross_entropy(forward(), labels).backward()
             learner.optimizer.step()
             learner.optimizer.zero_grad()
@@ -97,23 +97,23 @@ class Stages:
         return {OBJECTIVE: loss_and_gradient, SYNTHETIC: partial(self.step, batch)}
 
     def step(self, batch: ViewBatch) -> None:
-        """What the trainer does with a batch."""
+        """The trainer's step."""
         terms = self._learner.backward(batch.to(self._device))
         self._meter.add(*terms, weight=1.0)
         self._learner.update(rate=0.0)
 
     def training(self, config: TrainConfig, images: ImageSet, ahead: int) -> Stream:
-        """Whole steps with the real loader of a config."""
+        """Steps with the real loader of a config."""
         loader = build_loader(config, repeated(images, config))
 
-        def batches() -> Iterator[ViewBatch]:
+        def batches() -> Generator[ViewBatch]:
             while True:
                 yield from loader
 
         return Stream(batches, ahead, self.step)
 
     def _synthetic(self, views: int) -> ViewBatch:
-        """Random views, as the loader would hand them out: on the device, channels last."""
+        """Random views as the loader returns them: on the device, channels last."""
         config = self._config
         images = config.optim.batch_size // views
         shape = (images, views, config.view.size, config.view.size, 3)
@@ -122,7 +122,7 @@ class Stages:
         return ViewBatch(drawn.permute(0, 1, 4, 2, 3), places % self._classes, places)
 
     def _check_memory(self) -> None:
-        """A GPU says itself that its memory is full. Linux ends the process."""
+        """On a CPU only: a GPU raises when its memory is full, Linux kills the process."""
         if self._device.type != "cpu":
             return
         sums = []
@@ -139,6 +139,6 @@ class Stages:
             with saved_tensors_hooks(keep, lambda kept: kept), arithmetic:
                 self._learner.model(few)
             sums.append(sum(kept))
-        # The difference: what is kept once, whatever the views, is not counted with each.
+        # The difference, because some tensors are kept once for any number of views.
         needed = (sums[1] - sums[0]) * self._config.optim.batch_size
         check_memory(needed, self._device, "a step keeps")

@@ -1,10 +1,9 @@
-"""Photo-like JPEGs for the benchmarks: what decoders and crops meet in photographs, made here.
+"""Generated JPEGs that cost decoders and crops what photographs do.
 
-Leaves of all sizes over one another, each of its own color and roughness, under noise with the
-falling spectrum of photographs; some pictures have much detail, some little. They were fitted to
-100 photographs of ImageNet. Medians, here and there: 0.60 and 0.59 bytes a pixel, decoded by
-Pillow in 7.5 and 8.0 ns a pixel; all of them by DALI in 6.3 and 6.1 ns a pixel (one thread);
-power falls with the frequency to the -2.7 and -2.4. cifar_like() cuts small images out of them.
+Overlapping leaves of all sizes, each with its color and roughness, under noise with the falling
+spectrum of photographs. Fitted to 100 photographs of ImageNet; medians of both: 0.60 and 0.59
+bytes a pixel, 7.5 and 8.0 ns a pixel to decode by Pillow, 6.3 and 6.1 by DALI (one thread); power
+falls with the frequency to the -2.7 and -2.4. cifar_like() cuts small images out of them.
 """
 
 from __future__ import annotations
@@ -23,34 +22,34 @@ from fastaug.errors import DataError
 from fastaug.runtime.cache import cache_dir
 
 VERSION = 1
-"""Part of the folder's name and of every seed: a change of the drawing takes a new one."""
+"""Part of the folder's name and of every seed; increase it when the drawing changes."""
 CLASSES = ("bark", "field", "market", "shore")
 PER_CLASS = {"train": 64, "val": 2}
 LONG, SHORT = (488, 512), (351, 399)
-"""Least and largest sides in pixels, around 500 x 375; one picture in four is upright."""
+"""Ranges of the sides in pixels, around 500 x 375; one picture in four is upright."""
 SHARE_WHOLE = 0.66
-"""Of pictures at quality 96 with whole colors; the others are at 80 with halved ones."""
+"""Share of pictures at quality 96 and 4:4:4; the others have quality 80 and 4:2:0."""
 LEAVES = 110
 DETAIL = (32.0, 0.7)
-"""Median over the pictures of the noise's deviation where it is roughest, and its log's spread."""
+"""Standard deviation of the noise where it is roughest: median over pictures, spread of its log."""
 TILE = 512
 SMALL, SMALL_COUNTS = 32, {"train": 50_000, "test": 100}
-"""Side and number of the small images: as many as CIFAR's, which no core's cache holds."""
+"""Side and number of the small images: as many as CIFAR's, more than a core's cache holds."""
 REDUCED = 4
-"""Photos are made so many times smaller before small images are cut out of them."""
+"""Factor by which photos are reduced before small images are cut out of them."""
 
 
 def photo_folder(cache: Path | None = None) -> Path:
-    """The folder with {train,val}/<class>/NN.jpg; makes it (about 5 s) where it is missing."""
+    """The folder with {train,val}/<class>/NN.jpg; generated (about 5 s) if missing."""
     root = (cache or cache_dir()) / f"photos-v{VERSION}"
     with _errors_named(root):
         if not root.is_dir():
-            _make_whole(root)
+            _make_photos(root)
     return root
 
 
 def cifar_like(cache: Path | None = None) -> Path:
-    """An .npz of 32-pixel images, as many as CIFAR has, out of the photos; made where missing."""
+    """An .npz of 32-pixel images, as many as CIFAR has, cut from the photos, cached."""
     file = (cache or cache_dir()) / f"cifar-like-v{VERSION}.npz"
     with _errors_named(file):
         if not file.is_file():
@@ -70,8 +69,7 @@ def _errors_named(path: Path) -> Iterator[None]:
 
 
 def _make_small(file: Path, photos: Path) -> None:
-    """Written beside it and renamed, as the photos are."""
-    print(f"making {SMALL_COUNTS['train']:,} images of {SMALL} px, once, in {file}", flush=True)
+    print(f"generating {SMALL_COUNTS['train']:,} images of {SMALL} px, once, in {file}", flush=True)
     arrays: dict[str, np.ndarray] = {"classes": np.array(CLASSES)}
     for place, (split, folder) in enumerate({"train": "train", "test": "val"}.items()):
         rng = np.random.default_rng([VERSION, SMALL, place])
@@ -95,13 +93,13 @@ def _make_small(file: Path, photos: Path) -> None:
         unfinished.unlink(missing_ok=True)
 
 
-def _make_whole(root: Path) -> None:
-    """Write to a sibling of root and rename it, so that root is whole whenever it exists."""
+def _make_photos(root: Path) -> None:
+    """Write to a sibling of root and rename it, so that root is complete whenever it exists."""
     unfinished = root.with_name(f".{root.name}-{uuid.uuid4().hex}")
     count = len(CLASSES) * PER_CLASS["train"]
     try:
         unfinished.mkdir(parents=True)
-        print(f"making {count} photo-like pictures, once, in {root}", flush=True)
+        print(f"generating {count} photo-like pictures, once, in {root}", flush=True)
         for place, (split, number) in enumerate(PER_CLASS.items()):
             for label, name in enumerate(CLASSES):
                 folder = unfinished / split / name
@@ -110,14 +108,14 @@ def _make_whole(root: Path) -> None:
                     save_picture(folder / f"{i:02}.jpg", (place, label, i))
         unfinished.rename(root)
     except OSError:
-        if not root.is_dir():  # else another process was first: its pictures are the same
+        if not root.is_dir():  # otherwise another process was first, with the same pictures
             raise
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def save_picture(file: Path, name: tuple[int, ...]) -> None:
-    """A picture depends on its own name alone, not on those made before it."""
+    """A picture depends only on its name, not on the order of generation."""
     rng = np.random.default_rng([VERSION, *name])
     quality, subsampling = (96, "4:4:4") if rng.random() < SHARE_WHOLE else (80, "4:2:0")
     draw_picture(rng).save(file, quality=quality, subsampling=subsampling)
@@ -128,7 +126,7 @@ def draw_picture(rng: np.random.Generator) -> Image.Image:
     if rng.random() < 0.25:
         width, height = height, width
     colors, roughness = _leaves(rng, width, height)
-    colors = colors.filter(ImageFilter.GaussianBlur(0.6))  # no lens draws a sharper edge
+    colors = colors.filter(ImageFilter.GaussianBlur(0.6))  # as sharp as a lens draws an edge
     detail = DETAIL[0] * np.exp(rng.normal(0, DETAIL[1]))
     texture = _texture(rng, width, height)
     texture *= np.asarray(roughness, np.float32)[..., None] * (detail / 255)
@@ -136,7 +134,7 @@ def draw_picture(rng: np.random.Generator) -> Image.Image:
 
 
 def _leaves(rng: np.random.Generator, width: int, height: int) -> tuple[Image.Image, Image.Image]:
-    """Color, and roughness of 0 to 255, of each pixel: large leaves first, small ones on top."""
+    """Color, and roughness from 0 to 255, of each pixel: large leaves first, small ones on top."""
     shades = rng.choice((0, 60, 130, 200, 255), (6, 1))
     palette = 0.6 * shades + 0.4 * rng.integers(0, 256, (6, 3))
     ground = tuple(int(level) for level in palette[0])
@@ -155,7 +153,7 @@ def _leaves(rng: np.random.Generator, width: int, height: int) -> tuple[Image.Im
 
 
 def _texture(rng: np.random.Generator, width: int, height: int) -> np.ndarray:
-    """[height, width, 3] fp32 of deviation 1: a part of the tile, which has no edges."""
+    """[height, width, 3] fp32 with standard deviation 1: a part of the tile, which wraps around."""
     shift = tuple(rng.integers(0, TILE, 2))
     return np.roll(_tile(), shift, (0, 1))[:height, :width].copy()
 

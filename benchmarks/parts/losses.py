@@ -1,11 +1,11 @@
-"""Who takes part in benchmarks/kernels.py, and the check that each computes the paper's loss.
+"""Contenders of benchmarks/kernels.py, and the check that each computes the paper's loss.
 
-cross_entropy           torch's, on the same B*K rows: no KL at all
+cross_entropy           torch's, on the same B*K rows: no KL
 cross_entropy-views     the same from what a training loop has: logits [B, K, C], labels [B]
-copy                    the logits copied to memory that is there: as fast as they can be moved
-native, reference, ...  the kernels of fastaug that can run here, and any other
+copy                    a copy of the logits into existing memory: the speed of moving them
+native, reference, ...  fastaug's kernels that can run here, and any other kernel
 linear                  plain torch with autograd: one log_softmax, the KL in O(K C)
-compiled                torch.compile of it
+compiled                torch.compile of linear
 literal                 all K^2 pairs as one tensor [B, K, K, C], with autograd
 literal-loop            the same, pair by pair
 """
@@ -19,10 +19,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-import timing
 import torch
 import torch.nn.functional as F
-from timing import Unfit
 from torch import Tensor
 
 import fastaug
@@ -30,11 +28,13 @@ from fastaug.errors import ConfigError
 from fastaug.kernels.config import Average
 from fastaug.kernels.registry import load_kernel
 from fastaug.runtime.device import check_compiler
+from parts import timing
+from parts.timing import Unfit
 
 FORWARD, BOTH, DIRECT, COPY = "forward", "forward+backward", "value_and_grad", "copy"
 """Quantities that are timed."""
 LONGEST = 60.0
-"""Seconds that a literal form may take in a case; above, it is skipped and a row says so."""
+"""Maximum seconds of a literal form in a case; beyond, its row has the status "skipped"."""
 
 
 class Case(NamedTuple):
@@ -49,14 +49,14 @@ class Case(NamedTuple):
 @dataclass(frozen=True)
 class Inputs:
     logits: Tensor
-    """[B, K, C], a leaf that requires a gradient."""
+    """[B, K, C], a leaf that requires grad."""
     targets: Tensor
     """[B] int64."""
     average: Average
 
     @classmethod
     def draw(cls, case: Case, average: Average, dtype: torch.dtype, device: torch.device) -> Inputs:
-        """Logits of views that agree about as much as a trained network's."""
+        """Draw logits of views that agree about as much as those of a trained network."""
         rng = torch.Generator(device).manual_seed(0)
         images, views, classes = case
         common = torch.randn(images, 1, classes, generator=rng, device=device)
@@ -68,18 +68,18 @@ class Inputs:
 @dataclass(frozen=True)
 class Contender:
     leaf: Tensor
-    """Where forward+backward leaves the gradient."""
+    """Tensor whose .grad forward+backward sets."""
     calls: dict[str, Callable[[], Tensor]]
-    """Quantity -> a call that is timed, and gives the loss."""
+    """Quantity -> the timed call, which returns the loss."""
 
 
 Build = Callable[[Inputs], Contender]
 
 
 def contenders(names: Sequence[str] = ()) -> dict[str, Build]:
-    """The baselines, then these kernels and forms, or all; one that cannot run raises when built.
+    """The baselines, then these kernels and forms (default: all). Unfit ones raise when built.
 
-    cross_entropy comes first: ratios are to it.
+    cross_entropy comes first: ratios are relative to it.
     """
     return {
         "cross_entropy": cross_entropy,
@@ -151,8 +151,8 @@ def form(name: str, inputs: Inputs) -> Contender:
 def _compiled(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
     import torch._inductor.config
 
-    torch._dynamo.reset()  # each shape is compiled for itself; dynamo would give up at the eighth
-    torch._inductor.config.compile_threads = 1  # no pool of processes beside the measurement
+    torch._dynamo.reset()  # compile each shape separately; dynamo gives up after eight
+    torch._inductor.config.compile_threads = 1  # no pool of processes during the measurement
     torch._logging.set_logs(all=logging.ERROR)
     return torch.compile(loss, dynamic=False)
 
@@ -175,7 +175,7 @@ def _through_autograd(loss: Callable[[Tensor], Tensor], leaf: Tensor) -> Contend
 
 
 def linear(logits: Tensor, targets: Tensor, average: Average) -> Tensor:
-    # In half precision the KL would be noise: like the kernels, every form computes in fp32.
+    # In half precision the KL would be noise: like the kernels, all forms compute in fp32.
     z = logits.float()
     lp = z.log_softmax(-1)
     p = lp.exp()
@@ -207,7 +207,7 @@ def literal_loop(logits: Tensor, targets: Tensor, average: Average) -> Tensor:
 
 
 def _nll(z: Tensor, lp: Tensor, targets: Tensor, average: Average) -> Tensor:
-    """Scalar, out of the log-probabilities lp where the average lets a user compute them once."""
+    """The scalar loss, from the log-probabilities lp where the average allows it."""
     if average == "losses":
         return F.nll_loss(lp.flatten(0, 1), targets.repeat_interleave(lp.shape[1]))
     if average == "probs":
@@ -227,7 +227,7 @@ FORMS: dict[str, Callable[..., Tensor]] = {
 
 
 def exact(inputs: Inputs) -> tuple[Tensor, Tensor]:
-    """The loss and its gradient [B, K, C] of these very logits, in float64."""
+    """The loss and its gradient [B, K, C] in float64."""
     z = inputs.logits.detach().double().requires_grad_()
     flags: Any = {"average": inputs.average, "kernel": "reference"}
     loss = fastaug.objective(z, inputs.targets, **flags).loss
@@ -236,7 +236,7 @@ def exact(inputs: Inputs) -> tuple[Tensor, Tensor]:
 
 
 def check_result(name: str, contender: Contender, right: tuple[Tensor, Tensor]) -> None:
-    """The first call of each quantity. A quick wrong answer is no contender."""
+    """Make the first call of each quantity; raise Unfit if loss or gradient are wrong."""
     values = {quantity: call() for quantity, call in contender.calls.items()}
     if name in ("cross_entropy", "cross_entropy-views", COPY):
         return
@@ -250,7 +250,7 @@ def check_result(name: str, contender: Contender, right: tuple[Tensor, Tensor]) 
 
 
 def check_size(build: Build, inputs: Inputs, rounds: int) -> None:
-    """Memory and time of a literal form, from those of a part of the images and classes."""
+    """Raise Unfit if a literal form needs too much memory or time, extrapolated from a part."""
     images, views, classes = inputs.logits.shape
     some_classes = min(classes, max(1, 2_000_000 // views**2))
     some_images = min(images, max(1, 2_000_000 // (views**2 * some_classes)))
@@ -263,7 +263,7 @@ def check_size(build: Build, inputs: Inputs, rounds: int) -> None:
     needed, free = factor * timing.peak_memory(call, device), timing.free_memory(device)
     if needed > 0.8 * free:
         raise Unfit(f"skipped: would need {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free")
-    # forward alone takes about a third of both; the calls before the rounds are worth four more
+    # forward takes about a third of forward+backward; warm-up calls are worth four rounds
     seconds = 1.3 * factor * timing.seconds_of(call, 1, device) * (rounds + 4)
     if seconds > LONGEST:
         raise Unfit(f"skipped: would take about {seconds:.0f} s")
