@@ -46,7 +46,7 @@ def repeated(images: ImageSet, config: TrainConfig) -> ImageSet:
             spans.offset[places],
             spans.size[places],
             again(spans.continued),
-            spans.glue,
+            spans.separator,
         ),
         manifest=Manifest(found.sizes[places], found.plain[places], again(found.bad)),
     )

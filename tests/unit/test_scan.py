@@ -228,11 +228,11 @@ class TestSpans:
     def test_an_image_in_two_parts(self, tmp_path: Path) -> None:
         joint = b"\x0a\x23\xd7\xce"
         parts = (JPEG[:200], JPEG[200 + len(joint) :])
-        images = span_set(tmp_path, list(parts), glue=JPEG[200 : 200 + len(joint)])
+        images = span_set(tmp_path, list(parts), separator=JPEG[200 : 200 + len(joint)])
         (tmp_path / "0.tar").write_bytes(b"".join(parts))
         continued = {0: ((200, len(parts[1])),)}
         spans = Spans(images.spans.shards, np.zeros(1, np.int32), np.zeros(1, np.int64),
-                      np.array([200]), continued, images.spans.glue)  # fmt: skip
+                      np.array([200]), continued, images.spans.separator)  # fmt: skip
         images = ImageSet("x", ("a",), np.zeros(1, np.int64), spans=spans)
         found = scan_set(images, full=True).manifest
         assert found.bad == {}
