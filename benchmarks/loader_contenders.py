@@ -59,7 +59,7 @@ def _fastaug(own: Own, images: ImageSet, config: TrainConfig, device: torch.devi
         if own == "fused":
             fused_engine(device)  # said now if there is none, not in the middle of a run
         config = config.replace(**TRAINED_WITH[own], device=str(device), accumulate=1)
-        loader = build_loader(config, repeated(_surveyed(images, config), config))
+        loader = build_loader(config, repeated(_scanned(images, config), config))
     except (ConfigError, KernelUnavailableError) as error:
         raise Unfit(str(error)) from error
     stages = 3 if images.array is None else 1  # read, decode, make views
@@ -73,7 +73,7 @@ def _fastaug(own: Own, images: ImageSet, config: TrainConfig, device: torch.devi
     return Contender(ahead, batches)
 
 
-def _surveyed(images: ImageSet, config: TrainConfig) -> ImageSet:
+def _scanned(images: ImageSet, config: TrainConfig) -> ImageSet:
     return scan_configured(config.data, images) if images.manifest is None else images
 
 
@@ -94,7 +94,7 @@ def decode_only(
     if images.array is not None:
         raise Unfit("images in memory are not decoded")
     config = config.replace(loader=loader, views_engine="auto", accumulate=1)
-    images = _surveyed(images, config)
+    images = _scanned(images, config)
     if loader == "torch":
         return in_workers(Decoded(images, config), device)
     from fastaug.pipelines.loader import Stages

@@ -19,7 +19,7 @@ MOST_MEMORY = 2**28
 
 
 def repeated(images: ImageSet, config: TrainConfig) -> ImageSet:
-    """The surveyed images one after another as often as EPOCH needs."""
+    """The scanned images one after another as often as EPOCH needs."""
     times = math.ceil(EPOCH * config.images_per_step / len(images))
     if images.array is not None:
         least = math.ceil(config.images_per_step / len(images))

@@ -26,7 +26,7 @@ from turns import Memory, Stream, Turn, check_memory, first_batches, first_turn,
 
 from fastaug.config import TrainConfig
 from fastaug.data.image_set import ImageSet
-from fastaug.data.scan import scan_images
+from fastaug.data.scan import scan_and_check
 from fastaug.data.sources import open_split_or_flat
 from fastaug.errors import ConfigError
 from fastaug.runtime.cores import core_count
@@ -70,7 +70,7 @@ class Benchmark:
             data = str(photo_folder())
         elif data == "cifar-like":
             data = str(cifar_like())
-        images = scan_images(open_split_or_flat(data, "train"))
+        images = scan_and_check(open_split_or_flat(data, "train"))
         if len(images.classes) > self._options.classes:
             raise ConfigError(
                 f"--classes {self._options.classes}: {data} has {len(images.classes)} classes"

@@ -173,6 +173,11 @@ def decode(content: bytes, where: str) -> np.ndarray:
         return np.asarray(image.convert("RGB"))
 
 
+def is_storage_error(error: DataError) -> bool:
+    """Whether an image could not be read, rather than decoded: Pillow's OSErrors have no errno."""
+    return isinstance(error.__cause__, OSError) and error.__cause__.errno is not None
+
+
 @contextmanager
 def open_image(content: bytes, where: str) -> Iterator[Image.Image]:
     """Pillow's image with its header read; errors now or within the context become DataErrors."""
