@@ -1,7 +1,7 @@
 """The ranks of a run, and what they exchange.
 
 After every step all ranks have the same weights and the same state; only the images of a step are
-divided among them. So rank 0 alone writes checkpoints, and a run can be resumed with another number
+divided among them. So only rank 0 writes checkpoints, and a run can be resumed with another number
 of ranks. A single process is a group of one and does not use torch.distributed.
 """
 
@@ -130,5 +130,5 @@ def lost_rank(error: BaseException) -> RankLostError | None:
         return None
     return RankLostError(
         f"another rank has ended or cannot be reached ({first_line(error)[:200]}); what it said "
-        "is above; torchrun --max-restarts N goes on from the last checkpoint by itself"
+        "is above; torchrun --max-restarts N continues from the last checkpoint by itself"
     )
