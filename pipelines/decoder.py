@@ -72,15 +72,15 @@ class Decoder:
 
     # --- reading ---
 
-    def _start_reading(self, batch: Chunk) -> tuple[Chunk, dict[int, Future]]:
-        submit, indices = self._readers.submit, map(int, batch.indices)
-        return batch, {index: submit(try_read, self._content, index) for index in indices}
+    def _start_reading(self, chunk: Chunk) -> tuple[Chunk, dict[int, Future]]:
+        submit, indices = self._readers.submit, map(int, chunk.indices)
+        return chunk, {index: submit(try_read, self._content, index) for index in indices}
 
     def _read(self, started: tuple[Chunk, dict[int, Future]]) -> tuple[Chunk, list[np.ndarray]]:
-        batch, contents = started
+        chunk, contents = started
         first = {index: content.result() for index, content in contents.items()}
         found = read_with_retries(self._images, first, self._content)
-        return batch, [found[index] for index in map(int, batch.indices)]
+        return chunk, [found[index] for index in map(int, chunk.indices)]
 
     def _cancel_reading(self, started: tuple[Chunk, dict[int, Future]]) -> None:
         for content in started[1].values():
@@ -97,24 +97,24 @@ class Decoder:
     # --- decoding ---
 
     def _start_decoding(self, read: tuple[Chunk, list[np.ndarray]]) -> Chunk:
-        batch, contents = read
+        chunk, contents = read
         try:
             self._decoder.feed_input("encoded", contents)
             self._decoder.schedule_run()
         except RuntimeError as error:  # caused by an earlier batch, where the image is found
             raise _retry_error(error) from error
-        return batch
+        return chunk
 
-    def _decoded(self, batch: Chunk) -> tuple[Chunk, Any]:
+    def _decoded(self, chunk: Chunk) -> tuple[Chunk, Any]:
         try:
             (decoded,) = self._decoder.outputs(cuda_stream=self._stream())
         except RuntimeError as error:
-            self._raise_bad_images(batch.indices)
+            self._raise_bad_images(chunk.indices)
             raise _retry_error(error) from error
-        self._check_sizes(batch.indices, decoded.shape())
-        return batch, decoded
+        self._check_sizes(chunk.indices, decoded.shape())
+        return chunk, decoded
 
-    def _discard(self, _batch: Chunk) -> None:
+    def _discard(self, _chunk: Chunk) -> None:
         """Take the output of a scheduled run, or the pipeline would return it later."""
         self._decoder.outputs(cuda_stream=self._stream())
 

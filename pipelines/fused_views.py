@@ -38,17 +38,17 @@ class FusedViews:
 
     def start(self, work: tuple[Chunk, Any]) -> tuple[Chunk, StartedViews]:
         """work: a chunk, and its decoded images (a DALI TensorList) or None for those in memory."""
-        batch, images = work
-        pictures = self._in_memory(batch.indices) if images is None else _decoded(images)
+        chunk, images = work
+        pictures = self._in_memory(chunk.indices) if images is None else _decoded(images)
         kept = self._array if images is None else images
         started = self._engine.start(
-            pictures, batch.plans, self._spec, threads=self._threads, kept=kept
+            pictures, chunk.plans, self._spec, threads=self._threads, kept=kept
         )
-        return batch, started
+        return chunk, started
 
     def finish(self, started: tuple[Chunk, StartedViews]) -> tuple[Chunk, Tensor]:
-        batch, views = started
-        return batch, views.finish()
+        chunk, views = started
+        return chunk, views.finish()
 
     def _in_memory(self, indices: np.ndarray) -> Pictures:
         assert self._array is not None

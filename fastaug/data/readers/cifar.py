@@ -6,7 +6,7 @@ import gzip
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, NamedTuple, cast
 
 import numpy as np
 
@@ -15,19 +15,6 @@ from fastaug.data.readers.plain_pickle import read_plain_pickle
 from fastaug.errors import DataError, first_line
 
 DESCRIPTION = "CIFAR's cifar-10-python.tar.gz or cifar-100-python.tar.gz, packed or unpacked"
-# folder -> files of each split, label key, file and key of the class names
-_LAYOUTS = {
-    "cifar-10-batches-py": (
-        {"train": [f"data_batch_{i}" for i in range(1, 6)], "test": ["test_batch"]},
-        "labels",
-        ("batches.meta", "label_names"),
-    ),
-    "cifar-100-python": (
-        {"train": ["train"], "test": ["test"]},
-        "fine_labels",
-        ("meta", "fine_label_names"),
-    ),
-}
 _MAX_FILE = 2**28  # bytes; CIFAR-100's train file has 155 MB
 _MAX_ARCHIVE = 2**29  # bytes unpacked; both archives have 186 MB
 _MAX_MEMBERS = 1000
@@ -35,6 +22,35 @@ _MAX_HEADERS = 2**22  # bytes of all headers; tarfile reads as much into memory 
 _STEP = 2**20
 _MAX_CLASSES = 1000
 _GZIP = b"\x1f\x8b"
+
+
+class _Layout(NamedTuple):
+    """File names and keys of one of the two data sets."""
+
+    folder: str
+    files: dict[Split, list[str]]
+    label_key: str
+    meta_file: str
+    names_key: str
+    """Key of the class names in the meta file."""
+
+
+_LAYOUTS = (
+    _Layout(
+        "cifar-10-batches-py",
+        {"train": [f"data_batch_{i}" for i in range(1, 6)], "test": ["test_batch"]},
+        "labels",
+        "batches.meta",
+        "label_names",
+    ),
+    _Layout(
+        "cifar-100-python",
+        {"train": ["train"], "test": ["test"]},
+        "fine_labels",
+        "meta",
+        "fine_label_names",
+    ),
+)
 
 
 def matches(path: Path) -> bool:
@@ -48,16 +64,16 @@ def open_split(path: Path, split: Split) -> ImageSet:
     return _open_archive(path, split) if found is None else _open_folder(*found, split)
 
 
-def _find_folder(path: Path) -> tuple[Path, str] | None:
+def _find_folder(path: Path) -> tuple[Path, _Layout] | None:
     """The folder with CIFAR's files, which is the path or in it, and its layout."""
-    for layout, (_, _, (meta, _)) in _LAYOUTS.items():
-        for folder in (path / layout, path):
-            if (folder / meta).is_file():
+    for layout in _LAYOUTS:
+        for folder in (path / layout.folder, path):
+            if (folder / layout.meta_file).is_file():
                 return folder, layout
     return None
 
 
-def _open_folder(folder: Path, layout: str, split: Split) -> ImageSet:
+def _open_folder(folder: Path, layout: _Layout, split: Split) -> ImageSet:
     def read(name: str) -> bytes:
         file = folder / name
         if not file.is_file():
@@ -72,9 +88,9 @@ def _open_folder(folder: Path, layout: str, split: Split) -> ImageSet:
 def _open_archive(path: Path, split: Split) -> ImageSet:
     """Reads the archive in one pass, without unpacking it to disk."""
     wanted = {
-        f"{layout}/{file}"
-        for layout, (splits, _, (meta, _)) in _LAYOUTS.items()
-        for file in (*splits[split], meta)
+        f"{layout.folder}/{file}"
+        for layout in _LAYOUTS
+        for file in (*layout.files[split], layout.meta_file)
     }
     try:
         with path.open("rb") as file:
@@ -87,17 +103,20 @@ def _open_archive(path: Path, split: Split) -> ImageSet:
     except Exception as error:  # hostile headers raise almost anything in tarfile and gzip
         reason = first_line(error)
         raise DataError(f"{path}: not a readable tar archive ({reason})") from error
-    layout = next((name for name in _LAYOUTS if any(n.startswith(f"{name}/") for n in names)), None)
+    folders = {name.partition("/")[0] for name in names if "/" in name}
+    layout = next((layout for layout in _LAYOUTS if layout.folder in folders), None)
     if layout is None:
+        expected = " or ".join(layout.folder for layout in _LAYOUTS)
         raise DataError(
-            f"{path}: not CIFAR's layout; expected {' or '.join(_LAYOUTS)} inside, "
+            f"{path}: not CIFAR's layout; expected {expected} inside, "
             f"found {', '.join(sorted(names)[:3]) or 'nothing'}"
         )
 
     def read(name: str) -> bytes:
-        if f"{layout}/{name}" not in contents:
-            raise DataError(f"{path}: {layout}/{name} is missing from the archive")
-        return contents[f"{layout}/{name}"]
+        member = f"{layout.folder}/{name}"
+        if member not in contents:
+            raise DataError(f"{path}: {member} is missing from the archive")
+        return contents[member]
 
     return _assemble(f"{path} ({split})", layout, split, read)
 
@@ -172,18 +191,18 @@ class _ArchiveStream:
         return content
 
 
-def _assemble(name: str, layout: str, split: Split, read: Callable[[str], bytes]) -> ImageSet:
-    splits, label_key, (meta, names_key) = _LAYOUTS[layout]
-    classes = _class_names(name, _field(name, _unpickle(name, read(meta)), names_key))
+def _assemble(name: str, layout: _Layout, split: Split, read: Callable[[str], bytes]) -> ImageSet:
+    meta = _unpickle(name, read(layout.meta_file))
+    classes = _class_names(name, _field(name, meta, layout.names_key))
     images, labels = [], []
-    for file in splits[split]:
+    for file in layout.files[split]:
         content = _unpickle(f"{name}: {file}", read(file))
         pixels = _field(name, content, "data")
         shape = list(pixels.shape) if isinstance(pixels, np.ndarray) else type(pixels).__name__
         if not isinstance(pixels, np.ndarray) or pixels.ndim != 2 or pixels.shape[1] != 3072:
             raise DataError(f"{name}: {file} must hold uint8 [N, 3072], got {shape}")
         images.append(pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
-        labels.append(_labels(f"{name}: {file}", _field(name, content, label_key)))
+        labels.append(_labels(f"{name}: {file}", _field(name, content, layout.label_key)))
     array, label_array = np.ascontiguousarray(np.concatenate(images)), np.concatenate(labels)
     in_range = (label_array >= 0) & (label_array < len(classes))
     if len(array) != len(label_array) or not in_range.all():
