@@ -41,7 +41,7 @@ from rich.progress import Progress
 from fastaug import cli
 from fastaug.config import TrainConfig
 from fastaug.data.image_set import ImageSet
-from fastaug.data.scan import scan_images
+from fastaug.data.scan import scan_and_check
 from fastaug.data.sources import open_split_or_flat
 from fastaug.errors import ConfigError, suggest
 from fastaug.runtime.cores import core_count
@@ -330,7 +330,7 @@ def _open_images(options: Options) -> ImageSet:
         data = str(photo_folder())
     elif data == "cifar-like":
         data = str(cifar_like())
-    images = scan_images(open_split_or_flat(data, "train"))
+    images = scan_and_check(open_split_or_flat(data, "train"))
     if len(images.classes) > options.classes:
         raise ConfigError(f"--classes {options.classes}: {data} has {len(images.classes)} classes")
     return images

@@ -19,7 +19,7 @@ from torch import Tensor
 from fastaug.data.image_set import ImageSet
 from fastaug.pipelines.decoder import Chunk
 from fastaug.pipelines.randaugment import encode, randaugment
-from fastaug.runtime.trace import named
+from fastaug.runtime.trace import trace_range
 from fastaug.views.batch import VIEW_DTYPES
 from fastaug.views.config import ViewConfig
 from fastaug.views.philox import TRAIN_VIEWS
@@ -74,7 +74,7 @@ class OperatorViews:
     def _from_memory(self, indices: np.ndarray) -> np.ndarray:
         """[B, H, W, 3] uint8, reflected at the edges for --crop pad."""
         assert self._images.array is not None
-        with named("decode"):
+        with trace_range("decode"):
             return self._reflected(self._images.array[indices])
 
     def _reflected(self, images: np.ndarray) -> np.ndarray:

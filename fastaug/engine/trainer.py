@@ -33,8 +33,8 @@ from fastaug.runtime.device import (
 )
 from fastaug.runtime.distributed import Agreement, Group, lost_rank
 from fastaug.runtime.signals import StopSignals, TrainingInterruptedError
-from fastaug.runtime.torchrun import launch_name
-from fastaug.runtime.trace import named
+from fastaug.runtime.torchrun import torchrun_id
+from fastaug.runtime.trace import trace_range
 from fastaug.runtime.watchdog import Watchdog
 from fastaug.views.batch import ViewBatch
 
@@ -211,7 +211,7 @@ class Trainer:
         """The rest of the epoch; the time spent waiting for it is measured."""
         batches = iter(self.loader)
         while True:
-            with named("wait for data"), self.speed.waiting():
+            with trace_range("wait for data"), self.speed.waiting():
                 batch = next(batches, None)
             if batch is None:
                 return
@@ -345,7 +345,7 @@ class Trainer:
         return {
             "config": self.config.to_flat(),
             "classes": list(self.train_images.classes),
-            "launch": launch_name(),
+            "launch": torchrun_id(),
             **self.learner.state_dict(),
             "step": self.step,
             "skipped_steps": self.nonfinite.count,

@@ -41,7 +41,7 @@ def test_the_first_signal_is_a_request(
             request.check()
     assert caught.value.exit_code == code
     assert capfd.readouterr().err == (
-        f"\n{signum.name}: saving, then ending; once more to end at once\n"
+        f"\n{signum.name}: saving a checkpoint; press Ctrl-C again to quit immediately\n"
     )
 
 

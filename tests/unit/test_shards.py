@@ -164,7 +164,7 @@ def test_names_of_the_classes(tmp_path: Path) -> None:
 
 def test_one_class_only(tmp_path: Path) -> None:
     write_tar(tmp_path / "train.tar", photos(3, labels=(4,)))
-    with pytest.raises(DataError, match=r"only one class \(4\)"):
+    with pytest.raises(DataError, match=r"found 1 class \(4\)"):
         open_split(str(tmp_path), "train")
 
 
