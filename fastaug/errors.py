@@ -1,6 +1,7 @@
 """Errors that a user can fix. Commands print them as one line and exit with code 2."""
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from itertools import islice
 from typing import Any
@@ -67,6 +68,20 @@ def first_line(message: BaseException | str) -> str:
     lines = (line.strip() for line in str(message).splitlines())
     default = "" if isinstance(message, str) else type(message).__name__
     return next(filter(None, lines), default)
+
+
+@contextmanager
+def parser_errors(message: str, advice: str = "") -> Iterator[None]:
+    """Turn errors into a DataError: "message (reason)advice".
+
+    Catches everything: parsers raise almost anything, also MemoryError, for damaged files.
+    """
+    try:
+        yield
+    except DataError:
+        raise
+    except Exception as error:
+        raise DataError(f"{message} ({first_line(error)}){advice}") from error
 
 
 def describe_error(error: BaseException) -> str:

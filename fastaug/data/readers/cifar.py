@@ -12,7 +12,7 @@ import numpy as np
 
 from fastaug.data.image_set import ImageSet, Split
 from fastaug.data.readers.plain_pickle import read_plain_pickle
-from fastaug.errors import DataError, first_line
+from fastaug.errors import DataError, parser_errors
 
 DESCRIPTION = "CIFAR's cifar-10-python.tar.gz or cifar-100-python.tar.gz, packed or unpacked"
 _MAX_FILE = 2**28  # bytes; CIFAR-100's train file has 155 MB
@@ -92,17 +92,11 @@ def _open_archive(path: Path, split: Split) -> ImageSet:
         for layout in _LAYOUTS
         for file in (*layout.files[split], layout.meta_file)
     }
-    try:
-        with path.open("rb") as file:
-            is_packed = file.read(2) == _GZIP
-            file.seek(0)
-            unpacked = cast(IO[bytes], gzip.GzipFile(fileobj=file)) if is_packed else file
-            names, contents = _read_members(path, _ArchiveStream(path, unpacked), wanted)
-    except DataError:
-        raise
-    except Exception as error:  # hostile headers raise almost anything in tarfile and gzip
-        reason = first_line(error)
-        raise DataError(f"{path}: not a readable tar archive ({reason})") from error
+    with parser_errors(f"{path}: not a readable tar archive"), path.open("rb") as file:
+        is_packed = file.read(2) == _GZIP
+        file.seek(0)
+        unpacked = cast(IO[bytes], gzip.GzipFile(fileobj=file)) if is_packed else file
+        names, contents = _read_members(path, _ArchiveStream(path, unpacked), wanted)
     folders = {name.partition("/")[0] for name in names if "/" in name}
     layout = next((layout for layout in _LAYOUTS if layout.folder in folders), None)
     if layout is None:

@@ -10,8 +10,6 @@ import io
 import math
 import struct
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -19,7 +17,7 @@ import numpy as np
 
 from fastaug.data.image_set import ImageSet, Split
 from fastaug.data.split import held_out
-from fastaug.errors import DataError, few, first_line
+from fastaug.errors import DataError, few, parser_errors
 from fastaug.runtime.device import memory_bound
 
 DESCRIPTION = "an .npz with images and labels"
@@ -44,7 +42,8 @@ def matches(path: Path) -> bool:
 
 
 def open_split(path: Path, split: Split) -> ImageSet:
-    with _open_archive(path) as archive:
+    with parser_errors(f"{path}: not a readable .npz"), zipfile.ZipFile(path) as file:
+        archive = _Archive(path, file)
         image_name, label_name, has_no_test = _array_names(path, archive, split)
         images, labels = archive.read(image_name), archive.read(label_name)
         # The training labels define the classes of both splits.
@@ -147,18 +146,6 @@ class _Archive:
 
     def _error(self, reason: str) -> DataError:
         return DataError(f"{self._path}: not a readable .npz ({reason})")
-
-
-@contextmanager
-def _open_archive(path: Path) -> Iterator[_Archive]:
-    try:
-        with zipfile.ZipFile(path) as archive:
-            yield _Archive(path, archive)
-    except DataError:
-        raise
-    except Exception as error:  # a damaged zip or header raises almost anything; MemoryError too
-        reason = first_line(error)
-        raise DataError(f"{path}: not a readable .npz ({reason})") from error
 
 
 def _read_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fastaug.errors import DataError, first_line
+from fastaug.errors import DataError, parser_errors
 
 _MAX_OPS = 2**21
 """CIFAR-100's train file has about 300,000; a hostile file can make a hundred bytes of each."""
@@ -64,13 +64,8 @@ def read_plain_pickle(content: bytes) -> Any:
 
     Raises DataError for anything else and for damaged pickles.
     """
-    try:
+    with parser_errors("torn or damaged"):
         return _run(content)
-    except DataError:
-        raise
-    except Exception as error:  # pickletools and an empty stack raise several kinds
-        reason = first_line(error)
-        raise DataError(f"torn or damaged: {reason}") from error
 
 
 def _run(content: bytes) -> Any:

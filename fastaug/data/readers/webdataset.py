@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from fastaug.data.image_set import IMAGE_SUFFIXES
 from fastaug.data.readers.shard_file import Record, Shard
-from fastaug.errors import DataError, first_line
+from fastaug.errors import DataError, parser_errors
 
 _COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd", b"\x04\x22\x4d\x18")
 _MAX_CLS = 64  # bytes; a 64-bit integer has 20 digits
@@ -91,36 +91,27 @@ def _json_label(content: bytes) -> int | None:
 
 def _members(shard: Shard) -> Iterator[_Member]:
     """The files in the tar, in order, except hidden ones."""
-    try:
-        with tarfile.TarFile(fileobj=_Headers(shard)) as archive:  # type: ignore[arg-type]
-            before = 0
-            while (info := archive.next()) is not None:
-                archive.members.clear()  # type: ignore[attr-defined]  # it would keep them all
-                # A negative size would lead back, into an endless loop.
-                if info.size < 0 or archive.offset <= before:
-                    raise shard.invalid(info.offset, f"a member of {info.size} bytes")
-                if len(archive.pax_headers) > _MAX_COMMON:
-                    raise shard.invalid(
-                        info.offset, f"more than {_MAX_COMMON} values for all members"
-                    )
-                before = archive.offset
-                if not info.isreg():
-                    continue
-                if info.issparse():
-                    raise shard.invalid(
-                        info.offset, f"{info.name!r} is sparse: its bytes are apart"
-                    )
-                member = _Member(info.name, info.offset_data, info.size)
-                if not member.name.rpartition("/")[2].startswith("."):
-                    yield member
-            _check_end(shard, archive.offset)
-    except DataError:
-        raise
-    except Exception as error:  # hostile headers raise almost anything in tarfile
-        reason = first_line(error)
-        raise DataError(
-            f"{shard.path}: not a readable tar ({reason}); it is torn or damaged, fetch it again"
-        ) from error
+    damaged = parser_errors(
+        f"{shard.path}: not a readable tar", "; it is torn or damaged, fetch it again"
+    )
+    with damaged, tarfile.TarFile(fileobj=_Headers(shard)) as archive:  # type: ignore[arg-type]
+        before = 0
+        while (info := archive.next()) is not None:
+            archive.members.clear()  # type: ignore[attr-defined]  # it would keep them all
+            # A negative size would lead back, into an endless loop.
+            if info.size < 0 or archive.offset <= before:
+                raise shard.invalid(info.offset, f"a member of {info.size} bytes")
+            if len(archive.pax_headers) > _MAX_COMMON:
+                raise shard.invalid(info.offset, f"more than {_MAX_COMMON} values for all members")
+            before = archive.offset
+            if not info.isreg():
+                continue
+            if info.issparse():
+                raise shard.invalid(info.offset, f"{info.name!r} is sparse: its bytes are apart")
+            member = _Member(info.name, info.offset_data, info.size)
+            if not member.name.rpartition("/")[2].startswith("."):
+                yield member
+        _check_end(shard, archive.offset)
 
 
 def _check_end(shard: Shard, place: int) -> None:
