@@ -12,6 +12,7 @@ import pytest
 import torch
 from emulated_gpu import ARCHITECTURES, SHARED_LIMIT, EmulatedKernel
 from emulator import emulator, needs_emulator
+from expect import raises
 from literal import AVERAGES, literal_terms
 from torch import Tensor
 
@@ -325,7 +326,5 @@ def test_no_images_and_unfit_views() -> None:
     assert grad is not None
     assert grad.shape == (0, 3, 5)
     assert grad.dtype == torch.bfloat16
-    with pytest.raises(
-        cuda.KernelUnavailableError, match=r"400 views .* 4096 bytes .* use reference"
-    ):
+    with raises(cuda.KernelUnavailableError, "400 4096"):
         check(kernel, *make(1, 400, 3))

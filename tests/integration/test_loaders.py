@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from expect import raises
 from PIL import Image
 from shard_writers import WRITERS, every_format
 
@@ -119,7 +120,7 @@ def test_a_rest_that_makes_no_step_is_left_out(tiny: Tiny) -> None:
 
 
 def test_too_few_images_for_a_step(tiny: Tiny) -> None:
-    with pytest.raises(DataError, match=r"36 images are less than one optimizer step of 50"):
+    with raises(DataError, "36 50"):
         fastaug.build_loader(tiny(batch_size=100))
 
 
@@ -165,7 +166,7 @@ def test_a_state_of_other_data_is_refused(tiny: Tiny, folder: Path, tmp_path: Pa
     state = fastaug.build_loader(tiny()).state_dict()
     other = Path(shutil.copytree(folder, tmp_path / "other"))
     (other / "train/red/00.jpg").unlink()
-    with pytest.raises(CheckpointError, match=r"number of images 36 \(here: 35\), data finger"):
+    with raises(CheckpointError, "36 35"):
         fastaug.build_loader(tiny(data=str(other))).load_state_dict(state)
 
 
@@ -249,9 +250,7 @@ def test_a_wrong_size_for_padding_is_a_mistake_and_no_bad_image(
     tiny: Tiny, size: int, own_cache: Path
 ) -> None:
     """Images of 20 px; what is wrong with the flags must not be remembered of the images."""
-    with pytest.raises(
-        DataError, match=rf"exactly --size pixels \({size} x {size}\), got one of 20"
-    ):
+    with raises(DataError, f"--size {size} 20"):
         list(fastaug.build_loader(tiny(crop="pad", size=size)))
     assert dict(fastaug.build_loader(tiny()).images.bad) == {}
 
@@ -304,9 +303,7 @@ class TestBadFiles:
             bad.unlink()
         else:
             bad.write_bytes(b"not an image" if damage == "noise" else bad.read_bytes()[:200])
-        with pytest.raises(
-            DataError, match=rf"1 of 36 images are bad .*{bad.parent.name}/{bad.name} \([^\n]*$"
-        ):
+        with raises(DataError, f"1 36 {bad.parent.name}/{bad.name}"):
             list(loader)
         if damage != "gone":  # a new run leaves it out, and one with the file mended has it again
             again = fastaug.build_loader(replace(config, max_bad=0.05))

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from expect import raises
 from ranks import run_ranks
 from torch import Tensor
 
@@ -164,9 +165,7 @@ def test_too_many_in_a_row(
     number, first = bad[-2] + 1, batches[-2]
     with monkeypatch.context() as patch:
         poison(patch, {batch[5] for batch in batches})
-        with pytest.raises(
-            NonFiniteError, match=rf"2 steps in a row .*from step {number} on"
-        ) as raised:
+        with raises(NonFiniteError, f"2 {number}") as raised:
             Trainer(config).fit()
     out = Path(config.out)
     said = str(raised.value)

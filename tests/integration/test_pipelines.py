@@ -13,6 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from expect import raises
+from kept_batches import check_that_kept_batches_stay
 from PIL import Image
 
 import fastaug
@@ -216,17 +218,6 @@ class TestViews:
             assert torch.equal(one.views, other.views)
 
 
-def check_that_kept_batches_stay(config: TrainConfig) -> None:
-    """DALI does not write over what it has handed out."""
-    loader = fastaug.build_loader(config)
-    kept, copies = [], []
-    for _ in range(3):
-        for batch in loader:
-            kept.append(batch.views)
-            copies.append(batch.views.clone())
-    assert all(torch.equal(one, other) for one, other in zip(kept, copies, strict=True))
-
-
 class TestMemory:
     def test_a_batch_is_dali_s_own_memory(
         self, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
@@ -327,7 +318,7 @@ def test_a_failure_that_is_no_image_s_fault_marks_none(
 
 def test_without_dali(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fastaug.pipelines.loader", None)
-    with pytest.raises(ConfigError, match="pip install nvidia-dali-cuda120"):
+    with raises(ConfigError, "pip nvidia-dali-cuda120"):
         fastaug.build_loader(tiny(loader="dali"))
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from expect import raises
 from shard_writers import (
     HUGE,
     WRITERS,
@@ -105,7 +106,7 @@ def test_torn_at_every_byte(suffix: str, tmp_path: Path) -> None:
 def test_garbage(suffix: str, tmp_path: Path) -> None:
     for content in (b"", b"\0" * 5, b"\0" * 5000, b"\xff" * 5000, b"<html>404</html>" * 99):
         (tmp_path / f"train{suffix}").write_bytes(content)
-        with pytest.raises(DataError, match=rf"train\{suffix}"):
+        with raises(DataError, f"train{suffix}"):
             open_split(str(tmp_path), "train")
 
 
@@ -131,7 +132,7 @@ def test_a_huge_hole_is_not_read(suffix: str, tmp_path: Path) -> None:
     with (tmp_path / f"train{suffix}").open("wb") as file:
         file.write(start)
         file.truncate(size + (16 if suffix == ".tfrecord" else 1024))
-    with small_memory(), pytest.raises(DataError, match=r"an image of 1099511627776 bytes \(1 to"):
+    with small_memory(), raises(DataError, "image 1099511627776 1"):
         open_split(str(tmp_path), "train")
 
 
@@ -241,5 +242,5 @@ def test_one_bad_shard_of_many_is_named(tmp_path: Path) -> None:
     for i in range(30):
         write_tar(tmp_path / f"train-{i:02}.tar", small_samples())
     (tmp_path / "train-17.tar").write_bytes(b"bad")
-    with pytest.raises(DataError, match=r"train-17\.tar: not a readable tar"):
+    with raises(DataError, "train-17.tar"):
         open_split(str(tmp_path), "train")

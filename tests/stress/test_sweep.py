@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import optuna
 import pytest
-from conftest import color_image
+from color_folders import color_image
 from optuna.trial import TrialState
 
 from fastaug import sweep

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from expect import raises
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -50,13 +51,13 @@ def test_a_folder_that_holds_a_run_is_not_written_over(tmp_path: Path, tiny: Tin
     RunFolder(tmp_path, tiny(), say=print).close()
     RunFolder(tmp_path, tiny(), say=print).close()  # no checkpoint yet: nothing to lose
     (tmp_path / "last.pt").touch()
-    with pytest.raises(ConfigError, match="holds a run already; continue it with --resume"):
+    with raises(ConfigError, "--resume"):
         RunFolder(tmp_path, tiny(), say=print)
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path, tiny: Tiny) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match=r"--out \S+file/run: cannot be written"):
+    with raises(ConfigError, "--out"):
         RunFolder(tmp_path / "file/run", tiny(), say=print)
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from expect import raises
 from PIL import Image
 from scipy import stats
 
@@ -124,7 +125,7 @@ class TestPlan:
         assert stats.chisquare(list(counts.values())).pvalue > 1e-4
 
     def test_pad_needs_images_of_the_view_size(self) -> None:
-        with pytest.raises(DataError, match=r"\(32 x 32\), got one of 40 x 30; use --crop resized"):
+        with raises(DataError, "32 40 30 --crop"):
             plans(TrainConfig(crop="pad", size=32), 30, 40, 1)
 
     @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from expect import raises
 from image_sets import JPEG, PNG, RGB, RNG, image_set, span_set, touch
 from mutants import encode, png, whole_images
 from PIL import Image
@@ -272,9 +273,7 @@ class TestPolicy:
         assert not listed.exists()
 
     def test_more_than_the_allowed_share(self, images: ImageSet) -> None:
-        with pytest.raises(
-            DataError, match=r"2 of 100 images are bad \(2%\), --max-bad allows 1\.9%; .*007\.jpg"
-        ) as raised:
+        with raises(DataError, "2 100 2% --max-bad 1.9% 007.jpg") as raised:
             scan_images(images, max_bad=0.019)
         assert "python -m fastaug.scan DATA" in str(raised.value)
         assert "\n" not in str(raised.value)
@@ -284,12 +283,12 @@ class TestPolicy:
         assert list(scan_images(images, max_bad=0.01).bad) == [90]
 
     def test_none_allowed(self, images: ImageSet) -> None:
-        with pytest.raises(DataError, match="allows 0%"):
+        with raises(DataError, "0%"):
             scan_images(images, max_bad=0)
 
     def test_none_left(self, tmp_path: Path) -> None:
         images = image_set(tmp_path / "set", [b"", b""])
-        with pytest.raises(DataError, match=r"2 of 2 images are bad \(100%\), none is left"):
+        with raises(DataError, "2 100%"):
             scan_images(images, max_bad=1)
 
     def test_an_array_is_sound(self, tmp_path: Path, cache: Path) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from expect import raises
 from PIL import Image
 
 from fastaug.data import shapes
@@ -104,7 +105,7 @@ def test_cache_place(
 
 def test_cache_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(DataError, match="set FASTAUG_CACHE") as caught:
+    with raises(DataError, "FASTAUG_CACHE") as caught:
         ensure_shapes(tmp_path / "file")
     assert str(tmp_path / "file") in str(caught.value)
     assert "\n" not in str(caught.value)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from expect import raises
 
 from fastaug.config import TrainConfig
 from fastaug.data.image_set import ImageSet, Spans
@@ -71,14 +72,14 @@ def test_nothing_asked_for_is_the_set_itself() -> None:
 @pytest.mark.parametrize(
     ("validation", "train_images", "message"),
     [
-        (0.5, 11, r"at most 10, the images of numbered without the 10 .* got 11"),
-        (0.0, 21, r"at most 20, the images of numbered; got 21"),
-        (0.0, 1, "leave no image of class b to train on"),
-        (0.05, 0, "--validation 0.05 of numbered is no image"),
+        (0.5, 11, "10 numbered 11"),
+        (0.0, 21, "20 numbered 21"),
+        (0.0, 1, "image train"),
+        (0.05, 0, "--validation 0.05 numbered image"),
     ],
 )
 def test_a_split_that_cannot_be(validation: float, train_images: int, message: str) -> None:
-    with pytest.raises(ConfigError, match=message) as error:
+    with raises(ConfigError, message) as error:
         split_training(numbered([0, 1] * 10), validation=validation, train_images=train_images)
     assert "\n" not in str(error.value)
 
