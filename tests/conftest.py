@@ -25,19 +25,17 @@ torch.set_num_threads(1)
 avoid_broken_cpu_arithmetic(torch.device("cpu"), "bf16")
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """One cache folder for the session, which the workers of xdist inherit.
+if "PYTEST_XDIST_WORKER" not in os.environ:  # the workers inherit it
+    os.environ["FASTAUG_CACHE"] = tempfile.mkdtemp(prefix="fastaug-tests-")
+SESSION_CACHE = Path(os.environ["FASTAUG_CACHE"])
 
-    Compiled kernels and admission reports are named by their content, so those are kept between
-    sessions too.
-    """
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        return
-    folder = tempfile.mkdtemp(prefix="fastaug-tests-")
-    os.environ["FASTAUG_CACHE"] = folder
-    config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
-    if config.pluginmanager.hasplugin("cacheprovider"):
-        Path(folder, "kernels").symlink_to(config.cache.mkdir("fastaug-kernels"))
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Compiled kernels and admission reports, named by their content, are kept between sessions."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        config.add_cleanup(lambda: shutil.rmtree(SESSION_CACHE, ignore_errors=True))
+        if config.pluginmanager.hasplugin("cacheprovider"):
+            (SESSION_CACHE / "kernels").symlink_to(config.cache.mkdir("fastaug-kernels"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -59,6 +57,16 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache folder for one test."""
     monkeypatch.setenv("FASTAUG_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
+
+
+@pytest.fixture
+def compiled_cache(own_cache: Path) -> Path:
+    """A cache folder for one test that has the compiled kernels of the session and no more."""
+    (own_cache / "kernels").mkdir(parents=True)
+    for file in (SESSION_CACHE / "kernels").glob("*"):
+        if file.suffix != ".json":  # admission reports are made again
+            (own_cache / "kernels" / file.name).symlink_to(file)
+    return own_cache
 
 
 @pytest.fixture(scope="session")

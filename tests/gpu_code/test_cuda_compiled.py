@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from covering import pairwise
 from emulated_gpu import ARCHITECTURES, SHARED_LIMIT, EmulatedKernel
 from emulator import emulator, needs_emulator
 from expect import raises
@@ -145,14 +146,17 @@ def test_many_classes_on_a_large_gpu() -> None:
     check(EmulatedKernel("compute_90"), logits, targets, "logits")
 
 
-@pytest.mark.parametrize("limit", [SHARED_LIMIT, LITTLE])
-@pytest.mark.parametrize("average", [*AVERAGES, None])
 @pytest.mark.parametrize(
-    ("shape", "seed"), [((1, 3, 101), 0), ((1, 3, 101), 1), ((1, 17, 40), 2)], ids=str
+    ("shape_and_seed", "average", "limit"),
+    pairwise(
+        [((1, 3, 101), 0), ((1, 3, 101), 1), ((1, 17, 40), 2)],
+        [*AVERAGES, None],
+        [SHARED_LIMIT, LITTLE],
+    ),
+    ids=str,
 )
-def test_any_order_of_the_warps(
-    shape: tuple[int, int, int], seed: int, average: str | None, limit: int
-) -> None:
+def test_any_order_of_the_warps(shape_and_seed: tuple, average: str | None, limit: int) -> None:
+    shape, seed = shape_and_seed
     logits, targets = make(*shape)
     kernel = EmulatedKernel("compute_80", shared_limit=limit, schedule="warp", seed=seed)
     check(kernel, logits, targets, average)

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from covering import pairwise
 from literal import AVERAGES, literal_terms
 from torch import Tensor
 
@@ -96,18 +97,13 @@ def assert_right(
     )
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("average", [*AVERAGES, None])
-@pytest.mark.parametrize(("images", "views", "classes", "tile"), FITS + STREAMED)
+@pytest.mark.parametrize(
+    ("dtype", "average", "shape"), pairwise(DTYPES, (*AVERAGES, None), FITS + STREAMED), ids=str
+)
 def test_value_and_gradient_equal_the_literal_definition(
-    run: Run,
-    images: int,
-    views: int,
-    classes: int,
-    tile: int,
-    average: str | None,
-    dtype: torch.dtype,
+    run: Run, dtype: torch.dtype, average: str | None, shape: tuple[int, int, int, int]
 ) -> None:
+    images, views, classes, tile = shape
     logits, targets = case(images, views, classes, dtype)
     y = None if average is None else targets
     settings = [(0.7, 0.1), (0.0, 0.0), (0.7, 0.0), (0.0, 0.1)]
@@ -170,14 +166,19 @@ def test_no_images(run: Run) -> None:
     assert (nll.shape, kl.shape, grad.shape) == ((0,), (0,), (0, 3, 4))
 
 
-@pytest.mark.parametrize("offset", [0.0, 1e4])
 @pytest.mark.parametrize(
-    ("views", "classes", "tile"), [(2, 2, TILE), (3, 10, 64), (8, 1000, TILE), (8, 100, 512)]
+    ("offset", "shape", "spread"),
+    pairwise(
+        (0.0, 1e4),
+        ((2, 2, TILE), (3, 10, 64), (8, 1000, TILE), (8, 100, 512)),
+        (2e-2, 0.1, 3.0),
+    ),
+    ids=str,
 )
-@pytest.mark.parametrize("spread", [2e-2, 0.1, 3.0])
 def test_it_holds_its_digits_where_views_nearly_agree(
-    run: Run, spread: float, views: int, classes: int, tile: int, offset: float
+    run: Run, offset: float, shape: tuple[int, int, int], spread: float
 ) -> None:
+    views, classes, tile = shape
     torch.manual_seed(1)
     base = torch.randn(2, 1, classes, dtype=torch.float64)
     noise = torch.randn(2, views, classes, dtype=torch.float64)

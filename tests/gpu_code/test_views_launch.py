@@ -206,7 +206,7 @@ def test_a_gpu_has_its_engine_and_says_why_not() -> None:
 def test_its_sources_are_files() -> None:
     names = {file.name for file in CudaViews(torch.device("cuda", 0)).sources() if file.is_file()}
     headers = {"views.h", "operations.h", "resample.h", "levels.h", "block.h", "values.h"}
-    assert headers | {"views.cu", "cuda.py", "launch.py", "records.py", "nvrtc.py"} < names
+    assert headers | {"views.cu", "cuda.py", "launch.py", "packed_plan.py", "nvrtc.py"} < names
     # Every header that is included is named.
     for name in ("views.cu", *VIEWS.headers):
         included = re.findall(r'#include "(.+)"', (source_folder() / name).read_text())

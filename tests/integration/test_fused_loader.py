@@ -250,7 +250,7 @@ def test_batches_are_planned_in_groups_of_an_epoch() -> None:
 
 class TestChoice:
     @pytest.fixture(autouse=True)
-    def anew(self, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown_engines(self, compiled_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(engine, "_reports", {})
         monkeypatch.setattr(engine, "_said", [])
 

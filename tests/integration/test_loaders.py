@@ -247,7 +247,7 @@ class TestEvaluationLoader:
 
 @pytest.mark.parametrize("size", [16, 24])
 def test_a_wrong_size_for_padding_is_a_mistake_and_no_bad_image(
-    tiny: Tiny, size: int, own_cache: Path
+    tiny: Tiny, size: int, compiled_cache: Path
 ) -> None:
     """Images of 20 px; what is wrong with the flags must not be remembered of the images."""
     with raises(DataError, f"--size {size} 20"):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -237,29 +235,6 @@ class TestMemory:
     def test_batches_that_are_kept_stay_as_they_were(self, tiny: Tiny) -> None:
         check_that_kept_batches_stay(tiny(**OPERATORS))
 
-    def test_it_does_not_grow_from_epoch_to_epoch(self, tiny: Tiny) -> None:
-        """Resident memory after 20 epochs, against that after the second; in a fresh process."""
-        script = (
-            "import json, sys, fastaug\n"
-            "from fastaug.config import TrainConfig\n"
-            "def resident():\n"
-            "    pages = int(open('/proc/self/statm').read().split()[1])\n"
-            "    return pages * 4096 / 2**20\n"
-            "config = TrainConfig.from_dict(json.loads(sys.argv[1]))\n"
-            "loader = fastaug.build_loader(config)\n"
-            "sizes = []\n"
-            "for epoch in range(20):\n"
-            "    count = sum(1 for batch in loader)\n"
-            "    assert count == len(loader)\n"
-            "    sizes.append(resident())\n"
-            "print(sizes[1], sizes[-1])\n"
-        )
-        config = tiny(**OPERATORS, augment="randaugment", size=64, batch_size=16)
-        command = [sys.executable, "-c", script, json.dumps(config.to_dict())]
-        result = subprocess.run(command, capture_output=True, text=True, check=True)
-        second, last = map(float, result.stdout.split())
-        assert last < 1.05 * second, (second, last)
-
 
 @pytest.mark.parametrize("augment", ["crop-flip", "randaugment"])
 def test_a_pass_that_is_broken_off_leaves_nothing_behind(tiny: Tiny, augment: str) -> None:
@@ -275,7 +250,7 @@ def test_a_pass_that_is_broken_off_leaves_nothing_behind(tiny: Tiny, augment: st
 
 
 def test_a_file_that_passes_the_look_and_stops_dali(
-    tiny: Tiny, folder: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Tiny, folder: Path, compiled_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The culprit of a batch is found and named; this run and the next go on without it."""
     monkeypatch.setattr(reading, "RETRY_PAUSES", (0.01,))
@@ -296,7 +271,7 @@ def test_a_file_that_passes_the_look_and_stops_dali(
 
 
 def test_a_failure_that_is_no_image_s_fault_marks_none(
-    tiny: Tiny, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Tiny, compiled_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The decoding pipeline breaks behind the decoder, which takes every image."""
     config = tiny(**OPERATORS, crop="pad", size=20)

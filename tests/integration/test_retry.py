@@ -58,7 +58,7 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def data(folder: Path, tmp_path: Path, own_cache: Path) -> Path:
+def data(folder: Path, tmp_path: Path, compiled_cache: Path) -> Path:
     """36 images of 20 px, to be spoilt."""
     return Path(shutil.copytree(folder, tmp_path / "data"))
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from covering import pairwise
 from expect import raises
 from literal import AVERAGES, literal_kl, literal_terms
 from torch import Tensor
@@ -59,12 +60,12 @@ def spread_logits(shape: tuple[int, int, int], spread: float, dtype: torch.dtype
     return room[:-1, :, 1:-4].transpose(0, 1)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("average", [*AVERAGES, None])
+# a vector is 4 to 16 classes
+SHAPES = [(3, 1, 1), (2, 2, 2), (3, 3, 16), (2, 5, 37), (2, 16, 100), (2, 8, 1000), (1, 16, 2500)]
+
+
 @pytest.mark.parametrize(
-    "shape",
-    # a vector is 4 to 16 classes
-    [(3, 1, 1), (2, 2, 2), (3, 3, 16), (2, 5, 37), (2, 16, 100), (2, 8, 1000), (1, 16, 2500)],
+    ("dtype", "average", "shape"), pairwise(DTYPES, (*AVERAGES, None), SHAPES), ids=str
 )
 def test_values_and_gradients_equal_the_literal_definition(
     kernel: native.NativeKernel,

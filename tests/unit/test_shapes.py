@@ -1,3 +1,5 @@
+"""The built-in data set: what it holds, who makes it, and what its pictures show."""
+
 import multiprocessing
 import time
 from io import BytesIO
@@ -17,8 +19,8 @@ SMALL = {"train": 3, "test": 2}
 
 
 @pytest.fixture(scope="module")
-def whole_set(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return ensure_shapes(tmp_path_factory.mktemp("cache"))
+def whole_set() -> Path:
+    return ensure_shapes()
 
 
 @pytest.fixture
@@ -116,7 +118,7 @@ def test_cache_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 def test_two_processes_make_one_whole_set(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("fork")
     makers = [
         context.Process(target=shapes._make_whole, args=(tmp_path / "set", SMALL)) for _ in range(2)
     ]
@@ -168,7 +170,7 @@ def test_interrupted_maker_leaves_nothing(
 
 def test_killed_maker_leaves_no_half_set(tmp_path: Path) -> None:
     root = tmp_path / "set"
-    maker = multiprocessing.get_context("spawn").Process(
+    maker = multiprocessing.get_context("fork").Process(
         target=shapes._make_whole, args=(root, {"train": 10_000, "test": 1})
     )
     maker.start()
