@@ -38,6 +38,31 @@ def limit_files_to(size: int) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 
 
+def test_a_run_s_files(tmp_path: Path, tiny: Tiny) -> None:
+    run = RunFolder(tmp_path / "run", tiny(), say=print)
+    run.write("train", 2, {"loss": 1.5}, {"views_per_s": 100.0})
+    run.write_picture("views", Image.new("RGB", (24, 16)))
+    run.write_summary({"finished": True})
+    run.close()
+    assert records(run.path) == [
+        {"kind": "train", "step": 2, "loss": 1.5, "timing": {"views_per_s": 100.0}}
+    ]
+    config = json.loads((run.path / "config.json").read_text())
+    assert TrainConfig.from_dict(config) == tiny()
+    events = EventAccumulator(str(run.path))
+    events.Reload()
+    assert events.Scalars("train/loss")[0].value == 1.5
+    assert events.Scalars("train/views_per_s")[0].step == 2
+    picture = events.Images("views")[0]
+    assert (picture.width, picture.height) == (24, 16)
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path, tiny: Tiny) -> None:
+    (tmp_path / "file").touch()
+    with raises(ConfigError, "--out"):
+        RunFolder(tmp_path / "file/run", tiny(), say=print)
+
+
 @pytest.mark.parametrize("limit", [1000, 1001, 1037, 6100])
 def test_lines_wait_for_a_disk_that_is_full_for_a_while(
     tmp_path: Path, tiny: Tiny, monkeypatch: pytest.MonkeyPatch, limit: int
@@ -162,13 +187,17 @@ def test_resuming_leaves_whole_lines(tmp_path: Path, tiny: Tiny, tail: bytes) ->
     run = RunFolder(tmp_path, tiny(), say=print)
     for step in (2, 4, 6):
         run.write("train", step, {}, {})
+    for kind in ("partial", "final"):
+        run.write(kind, 4, {}, {})
     run.close()
     with (tmp_path / "metrics.jsonl").open("ab") as file:
         file.write(tail)
     run = RunFolder(tmp_path, tiny(), say=print, resume_step=4)
     run.write("train", 5, {}, {})
     run.close()
-    assert [record["step"] for record in records(tmp_path)] == [2, 4, 5]
+    assert [(r["kind"], r["step"]) for r in records(tmp_path)] == [
+        ("train", step) for step in (2, 4, 5)
+    ]
 
 
 def test_an_evaluation_that_is_made_again_is_written_once(tmp_path: Path, tiny: Tiny) -> None:
@@ -187,7 +216,9 @@ def test_an_evaluation_that_is_made_again_is_written_once(tmp_path: Path, tiny: 
 
 @pytest.mark.parametrize("name", ["last.pt", "checkpoints/step-000000004.pt"])
 def test_a_run_is_not_written_over(tmp_path: Path, tiny: Tiny, name: str) -> None:
-    """Also one whose last.pt was damaged and put aside."""
+    """Also one whose last.pt was damaged and moved aside."""
+    RunFolder(tmp_path, tiny(), say=print).close()
+    RunFolder(tmp_path, tiny(), say=print).close()  # no checkpoint yet: nothing to lose
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).touch()
     with raises(ConfigError, "--resume"):

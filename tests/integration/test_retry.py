@@ -194,9 +194,8 @@ class TestQuarantine:
         first, second = (images.files[i] for i in next(loader.batches()).indices[[1, 3]])
         first.write_bytes(b"")
         second.write_bytes(b"")
-        with raises(DataError, f"2 36 5.56% --max-bad 3% {first.name}") as raised:
+        with raises(DataError, f"2 36 5.56% --max-bad 3% {first.name}"):
             list(loader)
-        assert "\n" not in str(raised.value)
         assert lines(caplog, "goes on without it") == []
 
     @every_loader

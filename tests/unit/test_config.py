@@ -59,9 +59,8 @@ from fastaug.recipes import RECIPES, get_recipe
     ],
 )
 def test_a_wrong_value_says_what_is_allowed(changes: dict, message: str) -> None:
-    with raises(ConfigError, message) as error:
+    with raises(ConfigError, message):
         TrainConfig(**changes)
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(

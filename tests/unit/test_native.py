@@ -38,13 +38,16 @@ if platform.machine() != "x86_64":
 
 
 @pytest.fixture(scope="module", params=SETS)
-def kernel(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[native.NativeKernel]:
-    """The kernel, as this CPU would have it, and as lesser ones would."""
-    file = tmp_path_factory.mktemp("native") / "objective.so"
+def kernel(request: pytest.FixtureRequest) -> Iterator[native.NativeKernel]:
+    """The kernel as it is compiled for this CPU, and for lesser ones."""
     flags = [flag for flag in cpp.FLAGS if flag != "-march=native"] + [*SETS[request.param]]
-    subprocess.run([cpp_compiler(), *flags, str(SOURCE), "-o", str(file)], check=True)  # type: ignore[list-item]
+    compiler = [str(cpp_compiler()), *flags, str(SOURCE), "-o"]
+    sources = sorted(SOURCE.parent.iterdir())
+
+    def compile_it(file: Path) -> None:
+        subprocess.run([*compiler, str(file)], check=True)
+
+    file = build.built(f"test-objective-{build.digest(sources, *compiler)}.so", compile_it)
     function = native._open(file)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(native, "_library", lambda: (function, native._openmp()))

@@ -79,9 +79,8 @@ def test_nothing_asked_for_is_the_set_itself() -> None:
     ],
 )
 def test_a_split_that_cannot_be(validation: float, train_images: int, message: str) -> None:
-    with raises(ConfigError, message) as error:
+    with raises(ConfigError, message):
         split_training(numbered([0, 1] * 10), validation=validation, train_images=train_images)
-    assert "\n" not in str(error.value)
 
 
 def test_files_are_split_with_their_labels(folder: Path) -> None:
