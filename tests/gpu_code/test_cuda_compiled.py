@@ -237,7 +237,7 @@ def test_a_half_precision_gradient_is_the_nearest(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("average", [*AVERAGES, None])
-def test_the_values_alone(average: str | None) -> None:
+def test_values_without_a_gradient(average: str | None) -> None:
     logits, targets = make(2, 16, 100)
     for limit, times in ((SHARED_LIMIT, 1), (LITTLE, 2)):
         kernel = EmulatedKernel("compute_80", shared_limit=limit)
@@ -263,7 +263,7 @@ def test_classes_at_minus_infinity(gone: slice, average: str, limit: int) -> Non
         torch.testing.assert_close(our.double(), right, rtol=1e-5, atol=1e-6)
 
 
-def test_what_is_no_class_or_no_number_spoils_its_own_image_alone() -> None:
+def test_a_wrong_target_or_nan_spoils_only_its_own_image() -> None:
     logits, targets = make(5, 3, 40)
     targets[1:4] = torch.tensor([-1, 40, 2**32])
     logits[4, 1, 5] = math.nan

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from covering import pairwise
+from expect import missing
 from literal import AVERAGES, literal_terms
 from torch import Tensor
 
@@ -150,7 +151,7 @@ def test_strides(run: Run, tile: int) -> None:
 
 @pytest.mark.parametrize("tile", [TILE, 32])
 @pytest.mark.parametrize("average", [*AVERAGES, None])
-def test_values_alone(run: Run, average: str | None, tile: int) -> None:
+def test_values_without_a_gradient(run: Run, average: str | None, tile: int) -> None:
     logits, targets = case(3, 4, 11, torch.bfloat16)
     y = None if average is None else targets
     nll, kl, none = run(logits, y, average, need_grad=False, tile=tile)
@@ -262,14 +263,14 @@ class TestSupports:
     @pytest.mark.parametrize(
         ("logits", "reason"),
         [
-            (torch.zeros(1, 2, 3), "needs a CUDA device; use native"),
-            (torch.zeros(1, 2, 3).double(), "computes in fp32; use reference"),
-            (torch.zeros(1, 2, 3).long(), "fp32, fp16 or bf16, got torch.int64"),
-            (torch.zeros(1, TILE + 1, 1), "at most 16384 views, got 16385; use reference"),
+            (torch.zeros(1, 2, 3), "CUDA native"),
+            (torch.zeros(1, 2, 3).double(), "fp32 reference"),
+            (torch.zeros(1, 2, 3).long(), "fp32 fp16 bf16 torch.int64"),
+            (torch.zeros(1, TILE + 1, 1), "16384 16385 reference"),
         ],
     )
     def test_it_says_why_not(self, logits: Tensor, reason: str) -> None:
-        assert reason in (TritonKernel().supports(logits) or "")
+        assert missing(TritonKernel().supports(logits) or "", reason) == []
 
     def test_without_triton(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("TRITON_INTERPRET", "1")

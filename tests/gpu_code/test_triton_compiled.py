@@ -168,7 +168,7 @@ def test_a_tile_fits_the_registers(
     assert int(stores) <= spilled
 
 
-def test_other_batches_weights_and_strides_are_not_compiled_anew(
+def test_other_batches_weights_and_strides_are_not_compiled_again(
     launcher: Callable[[int], Launcher],
 ) -> None:
     gpu = launcher(80)

@@ -111,7 +111,7 @@ def excluded_from_decay(model: nn.Module) -> list[str]:
     ]
 
 
-def test_decay_is_on_the_weights_of_convolutions_and_linear_layers_alone(model: nn.Module) -> None:
+def test_decay_is_only_on_the_weights_of_convolutions_and_linear_layers(model: nn.Module) -> None:
     decayed = [
         f"{name}.weight"
         for name, module in model.named_modules()
@@ -227,6 +227,6 @@ def test_without_timm_the_error_says_what_to_install(monkeypatch: pytest.MonkeyP
     assert build_model("wrn-10-1", 10) is not None
 
 
-def test_importing_the_models_needs_torch_alone() -> None:
+def test_importing_the_models_needs_only_torch() -> None:
     code = "import sys, fastaug.models; sys.exit('timm' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

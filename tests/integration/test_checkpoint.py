@@ -83,7 +83,7 @@ def is_found_damaged(path: Path) -> bool:
     try:
         load_checkpoint(path)
     except DamagedCheckpointError as error:
-        return str(error).startswith(f"{path}: damaged")
+        return str(error).startswith(f"{path}: ")
     return False
 
 
@@ -145,7 +145,7 @@ def test_a_file_larger_than_the_memory(path: Path) -> None:
         load_checkpoint(path)
 
 
-def test_weights_alone(tmp_path: Path) -> None:
+def test_a_file_of_weights(tmp_path: Path) -> None:
     (tmp_path / "best.safetensors").touch()
     with raises(CheckpointError):
         load_checkpoint(tmp_path / "best.safetensors")
@@ -164,7 +164,7 @@ def test_what_is_no_checkpoint(tmp_path: Path, content: bytes) -> None:
 def test_what_cannot_be_read_is_not_always_damaged(
     path: Path, monkeypatch: pytest.MonkeyPatch, number: int, damage: bool
 ) -> None:
-    """Damaged ones are put aside by --resume: not those of another user, or of a lost server."""
+    """Damaged ones are moved aside by --resume: not those of another user, or of a lost server."""
 
     def fails(_path: Path) -> bytes:
         raise OSError(number, os.strerror(number))
@@ -180,11 +180,9 @@ def test_too_little_memory_is_no_damage(path: Path, monkeypatch: pytest.MonkeyPa
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory\nsome frames of C++")
 
     monkeypatch.setattr(torch, "load", fails)
-    with pytest.raises(CheckpointError) as caught:
+    with raises(CheckpointError, f"{path} DefaultCPUAllocator:") as caught:
         load_checkpoint(path)
     assert type(caught.value) is CheckpointError
-    reason = "DefaultCPUAllocator: can't allocate memory"
-    assert str(caught.value) == f"{path}: cannot be loaded ({reason})"
 
 
 class TestOthersFiles:
@@ -283,13 +281,9 @@ class TestOthersFiles:
 class TestVersions:
     def test_format_1_is_refused_in_a_line(self, tmp_path: Path) -> None:
         torch.save({"format": 1, **STATE}, tmp_path / "old.pt")
-        with pytest.raises(CheckpointError) as caught:
+        with raises(CheckpointError, f"{tmp_path}/old.pt 1 {fastaug.__version__} 2") as caught:
             load_checkpoint(tmp_path / "old.pt")
         assert not isinstance(caught.value, DamagedCheckpointError)
-        assert str(caught.value) == (
-            f"{tmp_path}/old.pt: written in checkpoint format 1, and this is fastaug "
-            f"{fastaug.__version__}, which reads 2; load it with the version that wrote it"
-        )
 
     def test_a_later_format_names_its_version(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -383,7 +377,7 @@ class TestWriting:
             assert load_checkpoint(tmp_path / "x.pt")["step"] == 7
 
 
-def test_a_checkpoint_asks_for_tensors_alone(tmp_path: Path) -> None:
+def test_a_checkpoint_asks_only_for_tensors(tmp_path: Path) -> None:
     """torch's weights_only would make a bytearray of any size that a few bytes ask for."""
     write_checkpoint(tmp_path / "x.pt", {"config": {}, "filler": bytearray(16)})
     with raises(DamagedCheckpointError, "bytearray"):

@@ -40,7 +40,7 @@ def wait_until(condition: Callable[[], object], seconds: float = 20) -> None:
 
 
 def forked(work: Callable[[Any], None]) -> tuple[multiprocessing.Process, Any]:
-    """A process that goes on from here, without importing torch anew, and what it says."""
+    """A process that goes on from here, without importing torch again, and what it says."""
     fork = multiprocessing.get_context("fork")
     ours, theirs = fork.Pipe()
 
@@ -376,7 +376,7 @@ class TestADiskThatFails:
             + ("--resume" if earlier else "start anew")
         )
         assert (tmp_path / "last.pt").exists() == earlier
-        # That it takes a while is said, once.
+        # That it takes a while is reported once.
         seconds = f"for up to {saver.PATIENCE_AT_THE_END:g} s more"
         assert [seconds in line for line in said] == [False, True][-len(said) :]
         assert len(said) == (2 if when == "during the run" else 1)

@@ -169,7 +169,7 @@ class TestConfigure:
         with raises(CheckpointError, "--views 2 4"):
             train.Trainer(*train.configure(["--resume", config.out, "--views", "4"]))
 
-    def test_auto_without_a_checkpoint_starts_anew(
+    def test_auto_without_a_checkpoint_starts_from_the_beginning(
         self, tmp_path: Path, capsys: pytest.CaptureFixture
     ) -> None:
         _, checkpoint = train.configure(["--resume", "auto", "--out", str(tmp_path)])

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from expect import raises
+from expect import missing, raises
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -99,8 +99,7 @@ def test_lines_wait_for_a_disk_that_is_full_for_a_while(
     assert records(tmp_path) == [
         {"kind": "train", "step": step, "loss": 1 / (step + 1), "timing": {}} for step in range(600)
     ]
-    warning = "metrics.jsonl cannot be written (File too large); its lines are kept and tried again"
-    assert said == [f"warning: {warning}"] * 2
+    assert [missing(line, "warning: metrics.jsonl") for line in said] == [[], []]
 
 
 def test_lines_that_never_could_be_written_are_told(
@@ -118,7 +117,7 @@ def test_lines_that_never_could_be_written_are_told(
             run.write("train", step, {}, {})
         run.close()
     assert len(said) == 2
-    assert said[1] == "warning: the last 3 lines of metrics.jsonl could not be written"
+    assert missing(said[1], "warning: 3 metrics.jsonl") == []
 
 
 def test_what_is_no_number_is_null(tmp_path: Path, tiny: Tiny) -> None:
@@ -250,7 +249,7 @@ def test_the_summary_is_tried_for_a_while(
         assert (len(waits), said) == (failures, [])
     else:
         assert len(waits) == 9
-        assert said == ["warning: summary.json cannot be written (No space left on device)"]
+        assert [missing(line, "warning: summary.json") for line in said] == [[]]
 
 
 def test_a_list_of_bad_images_that_cannot_be_written(tmp_path: Path, tiny: Tiny) -> None:

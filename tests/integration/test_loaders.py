@@ -82,7 +82,7 @@ def test_a_batch(tiny: Tiny, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("augment", ["crop-flip", "randaugment"])
-def test_views_depend_on_seed_epoch_image_and_view_alone(tiny: Tiny, augment: str) -> None:
+def test_views_depend_only_on_seed_epoch_image_and_view(tiny: Tiny, augment: str) -> None:
     config = tiny(augment=augment)
     expected = epoch_of(config)
     others = {

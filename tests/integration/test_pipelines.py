@@ -254,7 +254,7 @@ def test_a_failure_that_is_no_image_s_fault_marks_none(
 
     monkeypatch.setattr(loader._stages._decoder._decoder, "outputs", breaks)
     broken = loader._stages
-    found = list(loader)  # with pipelines that are built anew
+    found = list(loader)  # with pipelines that are built again
     assert loader._stages is not broken
     assert all(torch.equal(a.views, b.views) for a, b in zip(found, expected, strict=True))
     monkeypatch.undo()

@@ -273,7 +273,7 @@ def test_recipes_are_listed(capsys: pytest.CaptureFixture) -> None:
 def test_a_recipe_says_what_it_is(name: str) -> None:
     text = RECIPES[name].__doc__ or ""
     assert text.partition("\n")[0].endswith(".")
-    if name in TABLE:  # what the paper leaves open is said, here or where it refers to
+    if name in TABLE:  # what the paper leaves open is stated, here or where it refers to
         assert "Open" in text
 
 

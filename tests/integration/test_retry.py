@@ -211,7 +211,7 @@ class TestQuarantine:
         assert surveyed(config).bad == {}
         assert lines(caplog, "goes on without it") == []
 
-    def test_one_that_is_mended_before_it_is_noted(self, make: Tiny) -> None:
+    def test_one_that_is_repaired_before_it_is_noted(self, make: Tiny) -> None:
         """A worker finds it bad long before the trainer comes to its batch."""
         config = make("torch")
         images = surveyed(config)
@@ -418,7 +418,7 @@ class TestDali:
         return left
 
     @pytest.mark.parametrize("times", [1, 3])
-    def test_a_pipeline_that_breaks_down_is_built_anew(
+    def test_a_pipeline_that_breaks_down_is_built_again(
         self, make: Tiny, failures: list[int], times: int, caplog: Said
     ) -> None:
         config = make("dali")

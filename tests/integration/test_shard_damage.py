@@ -112,7 +112,7 @@ def test_indexes_are_kept(
 
 
 @pytest.mark.parametrize("change", ["size", "time"])
-def test_a_changed_shard_is_indexed_anew(change: str, tmp_path: Path) -> None:
+def test_a_changed_shard_is_indexed_again(change: str, tmp_path: Path) -> None:
     path = write_tar(tmp_path / "train.tar", [(b"one", 1), (b"two", 2)])
     time = path.stat().st_mtime_ns
     assert read_back(tmp_path) == [(b"one", 1), (b"two", 2)]
@@ -125,7 +125,7 @@ def test_a_changed_shard_is_indexed_anew(change: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "damage", ["empty", "torn", "flipped", "noise", "other", "beyond", "dtype", "shape"]
 )
-def test_a_damaged_index_is_made_anew(damage: str, own_cache: Path, tmp_path: Path) -> None:
+def test_a_damaged_index_is_made_again(damage: str, own_cache: Path, tmp_path: Path) -> None:
     samples = small_samples()
     write_recordio(tmp_path / "train.rec", samples)
     read_back(tmp_path)

@@ -89,14 +89,14 @@ IMPORTED_ON_USE = {"triton_program"}
     [file for file in FILES if part_of(file) in LIGHT and file.stem not in IMPORTED_ON_USE],
     ids=lambda file: file.name,
 )
-def test_import_fastaug_needs_torch_alone(file: Path) -> None:
+def test_import_fastaug_needs_only_torch(file: Path) -> None:
     assert heavy(file.read_text()) == []
     at_top = {node for node in ast.parse(file.read_text()).body if isinstance(node, ast.ImportFrom)}
     names = {alias.name for node in at_top for alias in node.names}
     assert not names & IMPORTED_ON_USE
 
 
-def test_dali_is_imported_in_pipelines_alone() -> None:
+def test_only_pipelines_imports_dali() -> None:
     found = {
         part_of(file)
         for file in FILES

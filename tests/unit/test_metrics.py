@@ -21,7 +21,7 @@ from fastaug.views.batch import ViewBatch
 Tiny = Callable[..., TrainConfig]
 
 
-def test_the_meter_weighs_parts_and_starts_anew() -> None:
+def test_the_meter_weighs_parts_and_starts_again() -> None:
     meter = Meter(torch.device("cpu"))
     meter.add(torch.tensor(1.0), torch.tensor([0.0, 2.0]), torch.tensor([4.0]), weight=0.5)
     meter.add(torch.tensor(3.0), torch.tensor([3.0]), torch.tensor([0.0]), weight=0.5)

@@ -56,7 +56,7 @@ class TestStream:
         drawn = [uniforms(*address, np.array([4, 5]), 3, 6) for address in addresses]
         assert len(set(np.concatenate(drawn, axis=None).tolist())) == 4 * 2 * 3 * 6
 
-    def test_a_number_depends_on_its_address_alone(self) -> None:
+    def test_a_number_depends_only_on_its_address(self) -> None:
         many = uniforms(3, 1, TRAIN_VIEWS, np.arange(10), 4, 9)
         few = uniforms(3, 1, TRAIN_VIEWS, np.array([7]), 2, 5)
         np.testing.assert_array_equal(few[0], many[7, :2, :5])

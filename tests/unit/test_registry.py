@@ -352,7 +352,7 @@ class TestRemembered:
             self.use(Plain())
         assert list((own_cache / "kernels").glob("admitted-*")) == []
 
-    def test_a_damaged_note_is_made_anew(self, checks: list[str], own_cache: Path) -> None:
+    def test_a_damaged_report_is_made_again(self, checks: list[str], own_cache: Path) -> None:
         self.use(Plain())
         (note,) = (own_cache / "kernels").glob("admitted-*.json")
         assert json.loads(note.read_text())["admitted"]

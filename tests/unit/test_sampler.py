@@ -130,14 +130,14 @@ def test_an_evaluation_has_every_good_image_once(ranks: int, per_batch: int, bad
 def test_bad_images_are_replaced_and_nothing_else_moves() -> None:
     config = TrainConfig(views=2, batch_size=12)
     kept = {"train": True, "images_per_batch": 6}
-    whole, mended = (
+    whole, repaired = (
         Schedule(image_set(60, bad), config, **kept) for bad in ({}, {7: "torn", 41: "empty"})
     )
     replaced, alike = Counter(), 0
     for epoch in range(300):
-        for schedule in (whole, mended):
+        for schedule in (whole, repaired):
             schedule.set_epoch(epoch)
-        pairs = zip(np.concatenate(indices(whole)), np.concatenate(indices(mended)), strict=True)
+        pairs = zip(np.concatenate(indices(whole)), np.concatenate(indices(repaired)), strict=True)
         drawn = []
         for was, now in pairs:
             assert now not in (7, 41)
@@ -148,7 +148,7 @@ def test_bad_images_are_replaced_and_nothing_else_moves() -> None:
         alike += len(set(drawn)) == 1
     assert alike < 30  # 5 by chance
     assert sum(replaced.values()) == 600
-    assert len(replaced) == 58  # drawn anew in every epoch, from all the others
+    assert len(replaced) == 58  # drawn again in every epoch, from all the others
 
 
 def replaced(bad: dict[int, str], epoch: int, count: int = 60) -> list[int]:
@@ -177,7 +177,7 @@ def test_a_substitute_is_the_first_good_one_that_is_drawn(good: int) -> None:
     assert (exhausted > 0) == (good < 5)
 
 
-def test_one_more_bad_image_changes_its_own_places_alone() -> None:
+def test_one_more_bad_image_changes_only_its_own_places() -> None:
     """So it does not matter to the others when in the run it is found."""
     known = {7: "torn", 41: "empty", 12: "gone"}
     for epoch in range(200):

@@ -75,7 +75,7 @@ class TestMemory:
         scan_set(images)
         assert looked == []
 
-    def test_a_change_of_size_alone(self, tmp_path: Path) -> None:
+    def test_a_change_of_only_the_size(self, tmp_path: Path) -> None:
         images = image_set(tmp_path / "set", self.contents)
         scan_set(images)
         before = images.files[0].stat().st_mtime_ns
@@ -318,14 +318,14 @@ class TestMarkBad:
             assert found.sizes[2].tolist() == [0, 0]
             assert found.plain[[0, 3]].all()
 
-    def test_until_it_is_mended(self, tmp_path: Path) -> None:
+    def test_until_it_is_repaired(self, tmp_path: Path) -> None:
         images = image_set(tmp_path / "set", [JPEG] * 3)
         mark_bad(images, 1, "failed")
         assert list(scan_set(images).manifest.bad) == [1]
         touch(images.files[1])
         assert scan_set(images).manifest.bad == {}
 
-    def test_one_that_was_mended_before_it_was_marked(self, tmp_path: Path) -> None:
+    def test_one_that_was_repaired_before_it_was_marked(self, tmp_path: Path) -> None:
         images = image_set(tmp_path / "set", [JPEG] * 3)
         stamp = stamp_of(images, 1)
         touch(images.files[1])

@@ -66,7 +66,7 @@ class TestWhatIsBad:
         for content in (JPEG, PNG):
             assert bad_of(content + bytes(9000), tmp_path) == ""
 
-    def test_full_alone_sees_damaged_pixels(self, tmp_path: Path) -> None:
+    def test_only_full_sees_damaged_pixels(self, tmp_path: Path) -> None:
         flipped = PNG[:-60] + bytes([PNG[-60] ^ 1]) + PNG[-59:]
         wrong_sum = PNG[:-16] + bytes([PNG[-16] ^ 1]) + PNG[-15:]
         packer, rows = zlib.compressobj(), bytes(40 * 151)

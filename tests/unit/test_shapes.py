@@ -62,7 +62,7 @@ def test_no_picture_occurs_twice(whole_set: Path) -> None:
     assert len(set(files.values())) == len(files)
 
 
-def test_picture_depends_on_its_name_alone(whole_set: Path) -> None:
+def test_a_picture_depends_only_on_its_name(whole_set: Path) -> None:
     names = [("train", "star", 7), ("test", "star", 7), ("test", "arrow", 49), ("train", "ring", 0)]
     for split, shape, number in reversed(names):
         file = whole_set / split / shape / f"{number:04d}.jpg"

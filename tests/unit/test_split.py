@@ -1,4 +1,4 @@
-"""Which training images are trained on and which are held out, against rules written anew here."""
+"""Which training images are trained on and which are held out, against rules written out here."""
 
 from __future__ import annotations
 
