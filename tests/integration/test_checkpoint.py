@@ -115,7 +115,7 @@ def test_zeros_in_the_place_of_a_page_are_found(path: Path) -> None:
     """What a file system leaves after a power cut."""
     whole = path.read_bytes()
     path.write_bytes(whole[:1024] + bytes(1024) + whole[2048:])
-    with raises(DamagedCheckpointError):
+    with raises(DamagedCheckpointError, "checksum"):
         load_checkpoint(path)
 
 
@@ -127,7 +127,7 @@ def test_a_checksum_that_is_missing(tmp_path: Path) -> None:
 
 def test_a_missing_checkpoint(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "no.pt"):
-        with raises(CheckpointError):
+        with raises(CheckpointError, str(path)):
             load_checkpoint(path)
 
 
@@ -135,7 +135,7 @@ def test_a_pipe_or_a_device_is_not_read(tmp_path: Path) -> None:
     """The one would be waited for, the other has no end."""
     os.mkfifo(tmp_path / "last.pt")
     for path in (tmp_path / "last.pt", Path("/dev/zero")):
-        with raises(CheckpointError):
+        with raises(CheckpointError, str(path)):
             load_checkpoint(path)
 
 
@@ -147,7 +147,7 @@ def test_a_file_larger_than_the_memory(path: Path) -> None:
 
 def test_a_file_of_weights(tmp_path: Path) -> None:
     (tmp_path / "best.safetensors").touch()
-    with raises(CheckpointError):
+    with raises(CheckpointError, "best.safetensors"):
         load_checkpoint(tmp_path / "best.safetensors")
 
 
@@ -225,7 +225,7 @@ class TestOthersFiles:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         for bomb in (content, with_checksum(content)):
             (tmp_path / "x.pt").write_bytes(bomb)
-            with raises(DamagedCheckpointError):
+            with raises(DamagedCheckpointError, "compressed"):
                 load_checkpoint(tmp_path / "x.pt")
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # kB
 
@@ -242,7 +242,7 @@ class TestOthersFiles:
             archive.writestr("archive/room", random.Random(0).randbytes(5000))
         (tmp_path / "x.pt").write_bytes(with_checksum(file.getvalue()))
         assert torch.load(tmp_path / "x.pt")["step"] == 7  # torch itself does not mind
-        with raises(DamagedCheckpointError):
+        with raises(DamagedCheckpointError, "compressed"):
             load_checkpoint(tmp_path / "x.pt")
 
     def test_many_entries_of_one_piece_of_data(self, tmp_path: Path) -> None:
@@ -255,7 +255,7 @@ class TestOthersFiles:
                 copy.filename = f"archive/data/{number}"
                 archive.filelist.append(copy)
         (tmp_path / "x.pt").write_bytes(with_checksum(file.getvalue()))
-        with raises(DamagedCheckpointError):
+        with raises(DamagedCheckpointError, "larger"):
             load_checkpoint(tmp_path / "x.pt")
 
     def test_an_entry_that_claims_more_than_there_is(self, tmp_path: Path) -> None:
@@ -263,7 +263,7 @@ class TestOthersFiles:
         entry = archive.rindex(b"PK\x01\x02")
         archive[entry + 24 : entry + 28] = (1 << 31).to_bytes(4, "little")
         (tmp_path / "x.pt").write_bytes(with_checksum(bytes(archive)))
-        with raises(DamagedCheckpointError):
+        with raises(DamagedCheckpointError, "larger"):
             load_checkpoint(tmp_path / "x.pt")
 
     def test_a_bare_state_dict(self, tmp_path: Path) -> None:

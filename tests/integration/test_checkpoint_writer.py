@@ -20,7 +20,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
-from states import SIZE, state_of, step_in
+from states import SIZE, save, state_of, step_in
 
 from fastaug.errors import CheckpointError
 from fastaug.runs import checkpoint_writer as saver
@@ -159,10 +159,7 @@ class TestBesideTheTraining:
 
 class TestFiles:
     def test_the_newest_are_kept(self, tmp_path: Path, said: list[str]) -> None:
-        for step in (1, 2, 9, 10, 11):
-            writer = CheckpointWriter(tmp_path, keep=2, say=said.append)
-            writer.save(state_of(step))
-            writer.close()
+        save(tmp_path, 1, 2, 9, 10, 11, say=said.append)
         assert steps_in(tmp_path) == [10, 11]
         assert step_in(tmp_path / "last.pt") == 11
         newest = tmp_path / "checkpoints/step-000000011.pt"
@@ -171,16 +168,11 @@ class TestFiles:
 
     def test_a_later_step_of_before_takes_no_place(self, tmp_path: Path, said: list[str]) -> None:
         """As after going on from an older checkpoint in the same folder."""
-        for step in (90, 10, 20, 30):
-            writer = CheckpointWriter(tmp_path, keep=2, say=said.append)
-            writer.save(state_of(step))
-            writer.close()
+        save(tmp_path, 90, 10, 20, 30, say=said.append)
         assert steps_in(tmp_path) == [20, 30, 90]
 
     def test_the_best_for_others(self, tmp_path: Path, said: list[str]) -> None:
-        writer = CheckpointWriter(tmp_path, keep=2, say=said.append)
-        writer.save(state_of(3), best=True)
-        writer.close()
+        save(tmp_path, 3, say=said.append, best=3)
         assert step_in(tmp_path / "best.pt") == 3
         weights = load_file(tmp_path / "best.safetensors")
         assert {name: w.unique().tolist() for name, w in weights.items()} == {"w": [3.0]}
@@ -194,9 +186,7 @@ class TestFiles:
             raise OSError(errno.EPERM, "Operation not permitted")
 
         monkeypatch.setattr(os, "link", link)
-        writer = CheckpointWriter(tmp_path, keep=2, say=said.append)
-        writer.save(state_of(3))
-        writer.close()
+        save(tmp_path, 3, say=said.append)
         assert said == []
         assert step_in(tmp_path / "last.pt") == 3
         newest = tmp_path / "checkpoints/step-000000003.pt"
@@ -227,9 +217,7 @@ class TestFiles:
         monkeypatch.setattr(os, "replace", spy_replace)
         if not links:
             monkeypatch.setattr(os, "link", lambda *_names: os.stat("/no/such/file"))
-        writer = CheckpointWriter(tmp_path, keep=2, say=said.append)
-        writer.save(state_of(3), best=True)
-        writer.close()
+        save(tmp_path, 3, say=said.append, best=3)
         # last.pt knows of the evaluation that made it the best, and so comes after best.pt.
         names = ("best.pt", "best.safetensors", "step-000000003.pt", "last.pt")
         assert renamed == [(name, True) for name in names]
@@ -312,9 +300,7 @@ class TestADiskThatFails:
         monkeypatch.setattr(saver, "write_checkpoint", write)
         monkeypatch.setattr(saver, "PATIENCE_AT_THE_END", 20)
         for outage in (1, 2):
-            writer = CheckpointWriter(tmp_path, keep=2, say=said.append)
-            writer.save(state_of(outage))
-            writer.close()
+            save(tmp_path, outage, say=said.append)
             assert [line.split(":")[0] for line in said] == [
                 *("warning", "the checkpoint could be written now")
             ] * outage
@@ -348,9 +334,7 @@ class TestADiskThatFails:
         earlier: bool,
     ) -> None:
         if earlier:
-            writer = CheckpointWriter(tmp_path, keep=2, say=said.append)
-            writer.save(state_of(1))
-            writer.close()
+            save(tmp_path, 1, say=said.append)
         go_on = threading.Event()
 
         def full(_path: Path, _state: dict[str, Any]) -> None:
@@ -389,9 +373,7 @@ class TestADiskThatFails:
             raise ValueError("what no one thought of")
 
         monkeypatch.setattr(saver, "write_checkpoint", broken)
-        writer = CheckpointWriter(tmp_path, keep=2, say=said.append)
-        writer.save(state_of(1))
-        writer.close()
+        save(tmp_path, 1, say=said.append)
         assert "(what no one thought of)" in said[0]
         assert step_in(tmp_path / "last.pt") == 1
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 from expect import missing, raises
-from states import state_of, step_in
+from states import save, state_of, step_in
 
 from fastaug import train
 from fastaug.errors import CheckpointError, ConfigError
 from fastaug.runs.checkpoint import write_checkpoint
-from fastaug.runs.checkpoint_writer import CheckpointWriter, find_checkpoint, newest_checkpoint
+from fastaug.runs.checkpoint_writer import find_checkpoint, newest_checkpoint
 
 
 @pytest.fixture
@@ -30,12 +30,12 @@ class TestNewest:
     """Files apart from each other here, as on file systems without links."""
 
     @pytest.mark.parametrize("damaged", [*itertools.product([False, True], repeat=3)], ids=str)
-    @pytest.mark.parametrize("missing", [(), NAMES[:1], NAMES[1:]], ids=["", "last", "steps"])
+    @pytest.mark.parametrize("absent", [(), NAMES[:1], NAMES[1:]], ids=["", "last", "steps"])
     def test_damaged_ones(
-        self, tmp_path: Path, said: list[str], damaged: tuple[bool, ...], missing: tuple[str, ...]
+        self, tmp_path: Path, said: list[str], damaged: tuple[bool, ...], absent: tuple[str, ...]
     ) -> None:
         (tmp_path / "checkpoints").mkdir()
-        there = {name: bad for name, bad in zip(NAMES, damaged, strict=True) if name not in missing}
+        there = {name: bad for name, bad in zip(NAMES, damaged, strict=True) if name not in absent}
         for name, bad in there.items():
             write_checkpoint(tmp_path / name, state_of(30))
             if bad:
@@ -71,10 +71,7 @@ class TestNewest:
         assert said == []
 
     def test_steps_are_numbers(self, tmp_path: Path, said: list[str]) -> None:
-        for step in (999_999_999, 5):
-            writer = CheckpointWriter(tmp_path, keep=2, say=said.append)
-            writer.save(state_of(step))
-            writer.close()
+        save(tmp_path, 999_999_999, 5, say=said.append)
         (tmp_path / "last.pt").unlink()
         newest = newest_checkpoint(tmp_path, said.append)
         assert newest is not None
@@ -106,7 +103,7 @@ class TestWhatResumeMeans:
         assert find_checkpoint("auto", "elsewhere", said.append) is None
         # A file that was named is there, or an error when it is loaded.
         assert find_checkpoint("nowhere", "", said.append) == Path("nowhere")
-        with raises(CheckpointError):
+        with raises(CheckpointError, str(tmp_path)):
             find_checkpoint(str(tmp_path), "", said.append)
 
     @pytest.mark.parametrize("last", [None, b"torn"])
@@ -168,10 +165,7 @@ class TestWhereARunGoesOn:
         monkeypatch.chdir(tmp_path)
         folder = Path("runs/x")
         folder.mkdir(parents=True)
-        for step in (10, 20, 30):
-            writer = CheckpointWriter(folder, keep=3, say=print)
-            writer.save(state_of(step), best=step == 20)
-            writer.close()
+        save(folder, 10, 20, 30, keep=3, best=20)
         return folder
 
     @pytest.mark.parametrize("resume", ["auto", "runs/x", "./runs/x/", "runs/x/last.pt"])
@@ -238,5 +232,5 @@ class TestWhereARunGoesOn:
         assert config.kernel == "reference"
 
     def test_a_folder_without_one(self, tmp_path: Path) -> None:
-        with raises(CheckpointError):
+        with raises(CheckpointError, str(tmp_path)):
             train.configure(["--resume", str(tmp_path)])

@@ -164,7 +164,7 @@ class TestRuns:
         loader = fastaug.build_loader(config)
         victim = sorted((tmp_path / "copy/train").rglob("*.jpeg"))[0]
         victim.write_bytes(encode(Image.new("RGB", (6, 5)), "JPEG"))
-        with raises(DataError):
+        with raises(DataError, victim.name, "changed"):
             list(loader)
 
     def test_views_keep_their_memory_when_the_loader_is_gone(self, in_memory: str) -> None:

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 from expect import missing, raises
-from states import state_of, step_in
+from states import save, step_in
 
 from fastaug.config import TrainConfig
 from fastaug.errors import ConfigError
 from fastaug.runs import lock as folder_lock
-from fastaug.runs.checkpoint_writer import CheckpointWriter, newest_checkpoint
+from fastaug.runs.checkpoint_writer import newest_checkpoint
 from fastaug.runs.folder import RunFolder
 from fastaug.runs.lock import FolderLock, wait_until_free
 
@@ -28,12 +28,6 @@ Tiny = Callable[..., TrainConfig]
 @pytest.fixture
 def said() -> list[str]:
     return []
-
-
-def save(folder: Path, step: int) -> None:
-    saver = CheckpointWriter(folder, keep=3, say=print)
-    saver.save(state_of(step))
-    saver.close()
 
 
 @contextmanager
@@ -65,7 +59,7 @@ def test_one_at_a_time(
         lambda: newest_checkpoint(tmp_path, said.append),
     ):
         said.clear()
-        with raises(ConfigError):
+        with raises(ConfigError, str(tmp_path)):
             begin()
         assert [missing(line, f"{tmp_path} 0.5") for line in said] == [[]]
     run.close()

@@ -193,7 +193,7 @@ def test_an_npz_with_two_arrays_of_one_name(tmp_path: Path) -> None:
     path = zipped(tmp_path, images=npy("|u1", (2, 2, 2, 3)) + bytes(24), labels=TWO)
     with zipfile.ZipFile(path, "a") as archive, pytest.warns(UserWarning, match="Duplicate"):
         archive.writestr("labels.npy", TWO)
-    with raises(DataError):
+    with raises(DataError, path.name):
         open_split(str(path), "train")
 
 

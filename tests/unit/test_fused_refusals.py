@@ -68,7 +68,7 @@ def test_a_plan_of_no_size_is_refused(size: int) -> None:
 @pytest.mark.parametrize("name", ["boxes", "flips", "operations", "arguments"])
 def test_a_plan_whose_arrays_do_not_fit_each_other_is_refused(name: str) -> None:
     """The kernel would read or write beyond the shorter ones."""
-    with raises(FastaugError):
+    with raises(FastaugError, "boxes"):
         fastaug.make_views(IMAGES, replace(PLANS, **{name: getattr(PLANS, name)[:, :1]}))
 
 

@@ -267,7 +267,7 @@ class TestBuild:
     ) -> None:
         monkeypatch.setenv("PATH", "")
         monkeypatch.delenv("CXX", raising=False)
-        with raises(KernelUnavailableError):
+        with raises(KernelUnavailableError, "g++ clang++"):
             load()
 
     @pytest.mark.parametrize(

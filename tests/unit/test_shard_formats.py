@@ -96,7 +96,7 @@ def test_tar_dialects_and_members(format: int, tmp_path: Path) -> None:
 )
 def test_wrong_samples(members: list[tuple[str, bytes]], message: str, tmp_path: Path) -> None:
     tar(tmp_path / "train.tar", members)
-    with raises(DataError, message):
+    with raises(DataError, "train.tar", message):
         open_split(str(tmp_path), "train")
 
 
@@ -105,14 +105,14 @@ def test_wrong_samples(members: list[tuple[str, bytes]], message: str, tmp_path:
 def test_compressed_tars_are_refused(mode: str, name: str, tmp_path: Path) -> None:
     with tarfile.open(tmp_path / name, mode) as archive:
         archive.addfile(tarfile.TarInfo("a.jpg"))
-    with raises(DataError):
+    with raises(DataError, name, "compressed"):
         open_split(str(tmp_path), "train")
 
 
 def test_a_tar_that_goes_on_after_its_end(tmp_path: Path) -> None:
     path = write_tar(tmp_path / "train.tar", photos(3))
     path.write_bytes(path.read_bytes() * 2)
-    with raises(DataError):
+    with raises(DataError, "train.tar"):
         open_split(str(tmp_path), "train")
 
 
@@ -221,7 +221,7 @@ def test_other_forms_of_an_example(tmp_path: Path) -> None:
 )
 def test_wrong_examples(content: bytes, message: str, tmp_path: Path) -> None:
     write_examples(tmp_path / "train.tfrecord", content)
-    with raises(DataError, message):
+    with raises(DataError, "train.tfrecord", message):
         open_split(str(tmp_path), "train")
 
 
@@ -236,7 +236,7 @@ def test_a_wrong_check_sum_of_the_length(tmp_path: Path) -> None:
 
 def test_a_compressed_tfrecord(tmp_path: Path) -> None:
     (tmp_path / "train.tfrecord").write_bytes(b"\x1f\x8b\x08" + bytes(50))
-    with raises(DataError):
+    with raises(DataError, "train.tfrecord compressed"):
         open_split(str(tmp_path), "train")
 
 
@@ -292,5 +292,5 @@ def test_the_first_of_several_labels(tmp_path: Path) -> None:
 )
 def test_wrong_records(content: bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / "train.rec").write_bytes(content)
-    with raises(DataError, message):
+    with raises(DataError, "train.rec", message):
         open_split(str(tmp_path), "train")

@@ -102,7 +102,7 @@ def test_hidden_folders_are_no_class_folders(tmp_path: Path) -> None:
 
 def test_no_shards_for_the_test(tmp_path: Path) -> None:
     write_tar(tmp_path / "train/0.tar", photos(6))
-    with raises(DataError):
+    with raises(DataError, "test"):
         open_split(str(tmp_path), "test")
 
 

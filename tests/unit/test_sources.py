@@ -59,7 +59,7 @@ class TestFolder:
     def test_no_class_folders(self, tmp_path: Path) -> None:
         (tmp_path / "train").mkdir()
         (tmp_path / "train/a.jpg").touch()
-        with raises(DataError):
+        with raises(DataError, "train"):
             open_split(str(tmp_path), "train")
 
     def test_a_class_without_images(self, tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ class TestCifar:
     def test_not_an_archive(self, tmp_path: Path) -> None:
         path = tmp_path / "cifar-10-python.tar.gz"
         path.write_bytes(b"no archive at all")
-        with raises(DataError):
+        with raises(DataError, path.name):
             open_split(str(path), "train")
 
     def test_a_truncated_archive(self, tmp_path: Path) -> None:
@@ -289,26 +289,26 @@ class TestNpz:
         ],
     )
     def test_wrong_layouts(self, arrays: dict, message: str, tmp_path: Path) -> None:
-        with raises(DataError, message):
+        with raises(DataError, "set.npz", message):
             open_split(npz(tmp_path, **arrays), "train")
 
     def test_object_arrays_are_not_unpickled(self, tmp_path: Path) -> None:
         path = npz(tmp_path, images=np.array([{}, {}], object), labels=self.labels)
-        with raises(DataError):
+        with raises(DataError, "set.npz"):
             open_split(path, "train")
 
     def test_not_an_npz(self, tmp_path: Path) -> None:
         (tmp_path / "x.npz").write_bytes(b"nothing of the kind")
-        with raises(DataError):
+        with raises(DataError, "x.npz"):
             open_split(str(tmp_path / "x.npz"), "train")
 
 
 def test_an_unknown_kind_of_file(tmp_path: Path) -> None:
     (tmp_path / "x.csv").touch()
-    with raises(DataError):
+    with raises(DataError, "x.csv"):
         open_split(str(tmp_path / "x.csv"), "train")
 
 
 def test_classes_in_another_order(folder: Path) -> None:
-    with raises(DataError):
+    with raises(DataError, "order"):
         check_classes(open_split(str(folder), "test"), CLASSES[::-1], "the checkpoint")

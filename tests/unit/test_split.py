@@ -37,6 +37,7 @@ def numbers(images: ImageSet | None) -> list[int]:
 def test_a_tenth_is_every_tenth_image_of_each_class() -> None:
     labels = np.array([0] * 25 + [1] * 10 + [2] * 9)
     assert np.flatnonzero(held_out(labels, 0.1)).tolist() == [9, 19, 34]
+    assert held_out(np.zeros(100, int), 0.29).sum() == 29  # 100 * 0.29 is just below 29 in fp64
 
 
 @pytest.mark.parametrize(("share", "expected"), [(0.5, 5), (0.3, 3), (0.25, 2), (1 / 3, 3), (0, 0)])
