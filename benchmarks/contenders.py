@@ -27,7 +27,8 @@ from torch import Tensor
 
 import fastaug
 from fastaug.errors import ConfigError
-from fastaug.kernels import Average, load_kernel
+from fastaug.kernels.config import Average
+from fastaug.kernels.registry import load_kernel
 from fastaug.runtime.device import check_compiler
 
 FORWARD, BOTH, DIRECT, COPY = "forward", "forward+backward", "value_and_grad", "copy"

@@ -54,9 +54,9 @@ def ffcv(images: ImageSet, config: TrainConfig, device: torch.device) -> Contend
     except ImportError as error:
         raise Unfit(f"ffcv is not installed ({error})") from error
     check_policy(config, pads=False)
-    if config.augment == "randaugment":
+    if config.view.augment == "randaugment":
         raise Unfit("ffcv has no RandAugment")
-    if config.views_dtype == "bf16":
+    if config.view.views_dtype == "bf16":
         raise Unfit("ffcv makes no bf16")
     if images.array is not None:
         raise Unfit("of images in memory, which ffcv would store in a file first")
@@ -64,10 +64,12 @@ def ffcv(images: ImageSet, config: TrainConfig, device: torch.device) -> Contend
     file = folder / "images.beton"
     _write_beton(file, images)
     orders = itertools.islice(EndlessBatches(images, config), EPOCH)
-    mean, deviation = (np.array(values) for values in NORMALIZATION[config.normalize])
-    number_type = np.float16 if config.views_dtype == "fp16" else np.float32
+    mean, deviation = (np.array(values) for values in NORMALIZATION[config.view.normalize])
+    number_type = np.float16 if config.view.views_dtype == "fp16" else np.float32
     steps = [
-        RandomResizedCropRGBImageDecoder((config.size, config.size), scale=config.crop_area),
+        RandomResizedCropRGBImageDecoder(
+            (config.view.size, config.view.size), scale=config.view.crop_area
+        ),
         RandomHorizontalFlip(),
         NormalizeImage(mean, deviation, number_type),
         ToTensor(),
@@ -76,10 +78,10 @@ def ffcv(images: ImageSet, config: TrainConfig, device: torch.device) -> Contend
     ]
     loader = Loader(
         str(file),
-        batch_size=config.batch_size,
-        num_workers=max(1, worker_count(config.workers)),
+        batch_size=config.optim.batch_size,
+        num_workers=max(1, worker_count(config.data.workers)),
         order=OrderOption.SEQUENTIAL,
-        indices=np.repeat(np.concatenate(list(orders)), config.views),
+        indices=np.repeat(np.concatenate(list(orders)), config.view.views),
         pipelines={"image": steps},
         custom_fields={"image": RGBImageField},
         batches_ahead=FFCV_AHEAD,
@@ -90,7 +92,7 @@ def ffcv(images: ImageSet, config: TrainConfig, device: torch.device) -> Contend
             epoch = iter(loader)
             try:
                 for (views,) in epoch:
-                    yield views.unflatten(0, (-1, config.views))
+                    yield views.unflatten(0, (-1, config.view.views))
             finally:
                 epoch.iter_ixes = iter(())
                 while epoch.is_alive():  # its thread waits for a place in the queue, without end

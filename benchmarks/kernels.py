@@ -43,7 +43,8 @@ from torch import Tensor
 
 from fastaug import cli
 from fastaug.errors import ConfigError
-from fastaug.kernels import Average, load_kernel
+from fastaug.kernels.config import Average
+from fastaug.kernels.registry import load_kernel
 from fastaug.runtime.device import resolve_device
 
 NAME = "kernels"

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -39,10 +38,10 @@ from worker_loaders import (
 
 from fastaug.config import TrainConfig
 from fastaug.data.image_set import ImageSet
-from fastaug.data.sampler import Schedule
+from fastaug.data.sampler import BatchSampler
 from fastaug.engine.loaders import build_loader, scan_configured
 from fastaug.errors import ConfigError, KernelUnavailableError
-from fastaug.views.engine import fused_engine
+from fastaug.views.engine import fused_engine, resolve_engine
 
 Own = Literal["fused", "dali", "torch"]
 """fastaug's loaders, as --loader of the benchmark names them."""
@@ -59,12 +58,12 @@ def _fastaug(own: Own, images: ImageSet, config: TrainConfig, device: torch.devi
     try:
         if own == "fused":
             fused_engine(device)  # said now if there is none, not in the middle of a run
-        config = replace(config, **TRAINED_WITH[own], device=str(device), accumulate=1)
+        config = config.replace(**TRAINED_WITH[own], device=str(device), accumulate=1)
         loader = build_loader(config, repeated(_surveyed(images, config), config))
     except (ConfigError, KernelUnavailableError) as error:
         raise Unfit(str(error)) from error
     stages = 3 if images.array is None else 1  # read, decode, make views
-    ahead = worker_batches(config) if own == "torch" else stages * config.prefetch
+    ahead = worker_batches(config) if own == "torch" else stages * config.data.prefetch
 
     def batches() -> Iterator[Tensor]:
         while True:
@@ -75,7 +74,7 @@ def _fastaug(own: Own, images: ImageSet, config: TrainConfig, device: torch.devi
 
 
 def _surveyed(images: ImageSet, config: TrainConfig) -> ImageSet:
-    return scan_configured(config, images) if images.manifest is None else images
+    return scan_configured(config.data, images) if images.manifest is None else images
 
 
 Build = Callable[[ImageSet, TrainConfig, torch.device], Contender]
@@ -94,18 +93,21 @@ def decode_only(
     """As fastaug's loader decodes, and no more: an empty tensor for each batch of images."""
     if images.array is not None:
         raise Unfit("images in memory are not decoded")
-    config = replace(config, loader=loader, views_engine="auto", accumulate=1)
+    config = config.replace(loader=loader, views_engine="auto", accumulate=1)
     images = _surveyed(images, config)
     if loader == "torch":
         return in_workers(Decoded(images, config), device)
     from fastaug.pipelines.loader import Stages
 
     images = repeated(images, config)
-    schedule = Schedule(images, config, train=True, images_per_batch=config.images_per_step)
-    stages = Stages(images, config, config.images_per_step, device)
+    shared = {"seed": config.run.seed, "images_per_batch": config.images_per_step}
+    sampler = BatchSampler(images, train=True, **shared)
+    engine = resolve_engine(config.view, device, report=False)
+    stages = Stages(images, config.data, config.view, engine, device=device, **shared)
 
     def batches() -> Iterator[Tensor]:
-        for _ in stages.decoded(key for _ in itertools.count() for key in schedule.batches()):
+        keys = (key for epoch in itertools.count() for key in sampler.batches(images, epoch))
+        for _ in stages.decoded(keys):
             yield torch.empty(0)
 
-    return Contender(2 * config.prefetch, batches)  # read and decode
+    return Contender(2 * config.data.prefetch, batches)  # read and decode

@@ -33,7 +33,7 @@ class EndlessBatches:
 
     def __init__(self, images: ImageSet, config: TrainConfig) -> None:
         self._good = np.setdiff1d(np.arange(len(images)), list(images.bad))
-        self._per_batch, self._seed = config.images_per_step, config.seed
+        self._per_batch, self._seed = config.images_per_step, config.run.seed
 
     def __iter__(self) -> Iterator[np.ndarray]:
         rng = np.random.default_rng(self._seed)
@@ -47,19 +47,19 @@ class EndlessBatches:
 
 def check_policy(config: TrainConfig, *, pads: bool) -> None:
     """pads: it has a crop of the image with a reflected margin."""
-    if config.augment == "none":
+    if config.view.augment == "none":
         raise Unfit("takes part in --augment crop-flip and randaugment alone")
-    if config.crop == "pad" and not pads:
+    if config.view.crop == "pad" and not pads:
         raise Unfit("takes part in --crop resized alone: it does not reflect images at their edges")
 
 
 def view_dtype(config: TrainConfig) -> torch.dtype:
-    return VIEW_DTYPES[config.views_dtype]
+    return VIEW_DTYPES[config.view.views_dtype]
 
 
 def check(batch: Tensor, config: TrainConfig) -> None:
     """Raises ValueError unless it is a batch of this config: pictures, whose views differ."""
-    size, views = config.size, config.views
+    size, views = config.view.size, config.view.views
     shape = (config.images_per_step, views, 3, size, size)
     if tuple(batch.shape) != shape:
         raise ValueError(f"a batch has shape {tuple(batch.shape)}, not {shape}")

@@ -23,7 +23,7 @@ from fastaug.config import TrainConfig
 from fastaug.errors import ConfigError, suggest
 from fastaug.experiments.grids import EXPERIMENTS
 from fastaug.experiments.sweep_plan import Plan
-from fastaug.models import build_model
+from fastaug.models.build import build_model
 from fastaug.sweep import configure
 
 PAPER = tuple(name for name in EXPERIMENTS if not name.startswith("mini-"))
@@ -70,9 +70,11 @@ def planned(plan: Plan, seeds_of_choice: bool) -> Iterable[TrainConfig]:
     configs = list(plan.tuning.values())
     if not seeds_of_choice:
         return configs
-    budgets = sorted({config.epochs for config in configs})
-    epochs, rate = budgets[len(budgets) // 2], configs[0].lr
-    return [c for c in configs if c.seed == 0 or (c.epochs == epochs and c.lr == rate)]
+    budgets = sorted({config.optim.epochs for config in configs})
+    epochs, rate = budgets[len(budgets) // 2], configs[0].optim.lr
+    return [
+        c for c in configs if c.run.seed == 0 or (c.optim.epochs == epochs and c.optim.lr == rate)
+    ]
 
 
 def _hours(plan: Plan, configs: Iterable[TrainConfig], gpu: str) -> str:
@@ -88,8 +90,15 @@ Key = tuple[str, int, int, int, str, str]
 
 def _cost_key(config: TrainConfig) -> Key:
     """What the time of a step depends on."""
-    strong = "randaugment" if config.augment == "randaugment" else "crop-flip"
-    return (config.model, config.size, config.batch_size, config.views, config.precision, strong)
+    strong = "randaugment" if config.view.augment == "randaugment" else "crop-flip"
+    return (
+        config.model.model,
+        config.view.size,
+        config.optim.batch_size,
+        config.view.views,
+        config.run.precision,
+        strong,
+    )
 
 
 @cache

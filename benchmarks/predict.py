@@ -30,7 +30,7 @@ from step_model import Rates, Step, Work, count, crossover_k, gpu_rates, predict
 
 from fastaug import cli
 from fastaug.errors import ConfigError
-from fastaug.models import build_model
+from fastaug.models.build import build_model
 
 NAME = "predict"
 COLUMNS = (

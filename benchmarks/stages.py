@@ -55,7 +55,7 @@ class Stages:
         gradients = [torch.full_like(p, 1e-4) for p in parameters]
 
         def forward() -> Tensor:
-            with autocast(self._device, self._config.precision):
+            with autocast(self._device, self._config.run.precision):
                 return learner.network(flat).float()
 
         def forward_backward() -> None:
@@ -87,9 +87,9 @@ class Stages:
             terms = objective(
                 logits,
                 batch.labels,
-                average=config.average,
-                kl_weight=config.kl_weight,
-                kernel=config.kernel,
+                average=config.loss.average,
+                kl_weight=config.loss.kl_weight,
+                kernel=config.loss.kernel,
             )
             logits.grad = None
             terms.loss.backward()
@@ -115,9 +115,9 @@ class Stages:
     def _synthetic(self, views: int) -> ViewBatch:
         """Random views, as the loader would hand them out: on the device, channels last."""
         config = self._config
-        images = config.batch_size // views
-        shape = (images, views, config.size, config.size, 3)
-        drawn = torch.randn(shape, device=self._device).to(VIEW_DTYPES[config.views_dtype])
+        images = config.optim.batch_size // views
+        shape = (images, views, config.view.size, config.view.size, 3)
+        drawn = torch.randn(shape, device=self._device).to(VIEW_DTYPES[config.view.views_dtype])
         places = torch.arange(images, device=self._device)
         return ViewBatch(drawn.permute(0, 1, 4, 2, 3), places % self._classes, places)
 
@@ -133,12 +133,12 @@ class Stages:
                 kept.append(tensor.nbytes)
                 return tensor
 
-            few = torch.zeros(views, 3, self._config.size, self._config.size)
+            few = torch.zeros(views, 3, self._config.view.size, self._config.view.size)
             few = few.to(memory_format=torch.channels_last)
-            arithmetic = autocast(self._device, self._config.precision)
+            arithmetic = autocast(self._device, self._config.run.precision)
             with saved_tensors_hooks(keep, lambda kept: kept), arithmetic:
                 self._learner.model(few)
             sums.append(sum(kept))
         # The difference: what is kept once, whatever the views, is not counted with each.
-        needed = (sums[1] - sums[0]) * self._config.batch_size
+        needed = (sums[1] - sums[0]) * self._config.optim.batch_size
         check_memory(needed, self._device, "a step keeps")

@@ -7,7 +7,6 @@ import math
 import sys
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -49,8 +48,8 @@ class Benchmark:
         self._device = resolve_device(options.device)
         self._base = _config(options, self._device)
         for views in options.views:
-            replace(self._base, views=views)  # a K that does not divide the batch is an error now
-        avoid_broken_cpu_arithmetic(self._device, self._base.precision)
+            self._base.replace(views=views)  # a K that does not divide the batch is an error now
+        avoid_broken_cpu_arithmetic(self._device, self._base.run.precision)
         keep_freed_memory(self._device)
         self._images = self._open(options.data)
         self._about = {
@@ -85,7 +84,7 @@ class Benchmark:
             # The loader of the stages is one of the loaders, and is measured once.
             if (own := self._own_loader(k)) in samples:
                 samples[own._replace(part=table.STAGES, contender=LOADER)] = samples[own]
-        found = table.rows(samples, self._memory, self._base.batch_size, core_count())
+        found = table.rows(samples, self._memory, self._base.optim.batch_size, core_count())
         return [self._about | row for row in (*found, *self._failures)]
 
     def run(self) -> None:
@@ -141,7 +140,7 @@ class Benchmark:
 
     def _build_decoder(self, key: Key) -> None:
         config = self._config(key)
-        contender = decode_only(self._images, config, self._device, config.loader)
+        contender = decode_only(self._images, config, self._device, config.data.loader)
         self._add_stream(key, Stream(contender.batches, contender.ahead))
 
     def _build_network(self, _key: Key) -> None:
@@ -162,11 +161,11 @@ class Benchmark:
 
     def _config(self, key: Key) -> TrainConfig:
         policy = key.policy or self._options.policies[0]
-        return replace(self._base, views=key.K, augment=policy)
+        return self._base.replace(views=key.K, augment=policy)
 
     def _check_batches(self, config: TrainConfig) -> None:
-        batch = config.batch_size * config.size**2 * 3 * 4
-        ahead = 3 * config.prefetch + 2 * config.workers
+        batch = config.optim.batch_size * config.view.size**2 * 3 * 4
+        ahead = 3 * config.data.prefetch + 2 * config.data.workers
         check_memory(batch * ahead, torch.device("cpu"), "batches that are made ahead take")
 
     def _add_stream(self, key: Key, stream: Stream) -> None:
@@ -215,7 +214,7 @@ def _config(options: Options, device: torch.device) -> TrainConfig:
     precision = options.precision
     if precision == "auto":
         precision = "bf16" if gpu else "fp32"
-    return TrainConfig(
+    return TrainConfig.from_flat(
         data=options.data or "photos",
         **TRAINED_WITH[options.loader],
         model=options.model or ("nf_resnet50" if gpu else "nf_resnet26"),

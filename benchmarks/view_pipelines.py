@@ -17,7 +17,6 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -35,15 +34,14 @@ from fastaug.data.image_set import ImageSet
 from fastaug.data.sampler import BatchKey
 from fastaug.data.scan import scan_images
 from fastaug.data.sources import open_split_or_flat
-from fastaug.pipelines.decode import decode_pipeline
-from fastaug.pipelines.decoder import Planned
-from fastaug.pipelines.fused_views import FusedViews
-from fastaug.pipelines.views import (
+from fastaug.pipelines.dali_views import (
     normalized_views,
     plan_inputs,
     plan_sources,
     view_pipeline,
 )
+from fastaug.pipelines.decoder import Planned, decode_pipeline
+from fastaug.pipelines.fused_views import FusedViews
 from fastaug.views.engine import fused_engine
 from fastaug.views.philox import TRAIN_VIEWS
 from fastaug.views.plan import ViewPlans, draw_plans
@@ -67,7 +65,7 @@ def main() -> None:
                 ("memory", small, {"size": 32, "crop": "pad", "normalize": "cifar"}),
             ):
                 for layers in (0, 2, 4):
-                    config = TrainConfig(
+                    config = TrainConfig.from_flat(
                         views=views,
                         batch_size=IMAGES * views,
                         augment="randaugment" if layers else "crop-flip",
@@ -80,9 +78,9 @@ def main() -> None:
 
 def measure(name: str, images: ImageSet, config: TrainConfig, options: argparse.Namespace) -> None:
     forms = {
-        form: build(images, replace(config, workers=options.threads), options.threads)
+        form: build(images, config.replace(workers=options.threads), options.threads)
         for form, build in FORMS.items()
-        if form != "stock" or config.augment == "randaugment"
+        if form != "stock" or config.view.augment == "randaugment"
     }
     seconds: dict[str, list[float]] = {form: [] for form in forms}
     for turn in range(options.batches + 1):
@@ -91,12 +89,12 @@ def measure(name: str, images: ImageSet, config: TrainConfig, options: argparse.
             run(turn)
             if turn:  # the first batch also fills the pipelines
                 seconds[form].append(time.perf_counter() - started)
-    count = IMAGES * config.views
+    count = IMAGES * config.view.views
     rates = {form: count / statistics.median(times) for form, times in seconds.items()}
-    layers = config.randaugment_layers if config.augment == "randaugment" else 0
+    layers = config.view.randaugment_layers if config.view.augment == "randaugment" else 0
     policy = f"RandAugment N={layers}" if layers else "crop and flip"
     cells = "  ".join(f"{rate:8.0f} ({rate / rates['wide']:.2f} x)" for rate in rates.values())
-    print(f"{name:8} {policy:18} {config.views:3} {cells}", flush=True)
+    print(f"{name:8} {policy:18} {config.view.views:3} {cells}", flush=True)
 
 
 # --- the forms: (images, config, threads) -> run one batch, whole, from its number ---
@@ -118,13 +116,15 @@ def fused(images: ImageSet, config: TrainConfig, threads: int) -> Callable[[int]
 
 
 def wide(images: ImageSet, config: TrainConfig, threads: int) -> Callable[[int], None]:
-    make = view_pipeline(config, "cpu", "cpu", **_pipeline(IMAGES * config.views, threads))
+    make = view_pipeline(
+        config.view, "cpu", "cpu", **_pipeline(IMAGES * config.view.views, threads)
+    )
     return _decode_then(make, images, config, config, threads)
 
 
 def stock(images: ImageSet, config: TrainConfig, threads: int) -> Callable[[int], None]:
-    make = _stock_pipeline(config, **_pipeline(IMAGES * config.views, threads))
-    return _decode_then(make, images, config, replace(config, augment="crop-flip"), threads)
+    make = _stock_pipeline(config, **_pipeline(IMAGES * config.view.views, threads))
+    return _decode_then(make, images, config, config.replace(augment="crop-flip"), threads)
 
 
 def copies(images: ImageSet, config: TrainConfig, threads: int) -> Callable[[int], None]:
@@ -134,8 +134,8 @@ def copies(images: ImageSet, config: TrainConfig, threads: int) -> Callable[[int
         indices = _indices(number, images)
         make.feed_input("images", _contents(indices, images))
         for name, values in _plan(indices, images, config).items():
-            each = values.reshape(len(indices), config.views, *values.shape[1:])
-            for view in range(config.views):
+            each = values.reshape(len(indices), config.view.views, *values.shape[1:])
+            for view in range(config.view.views):
                 make.feed_input(f"{name}{view}", np.ascontiguousarray(each[:, view]))
         make.schedule_run()
         make.outputs()
@@ -156,9 +156,9 @@ def _decode_then(
         indices = _indices(number, images)
         samples: Any
         if images.array is None:
-            samples = [image for image in decode(indices) for _ in range(config.views)]
+            samples = [image for image in decode(indices) for _ in range(config.view.views)]
         else:
-            samples = np.repeat(_contents(indices, images), config.views, axis=0)
+            samples = np.repeat(_contents(indices, images), config.view.views, axis=0)
         for name, values in _plan(indices, images, planned).items():
             make.feed_input(name, values)
         make.feed_input("images", samples)
@@ -170,7 +170,7 @@ def _decode_then(
 
 def _decoder(images: ImageSet, config: TrainConfig, threads: int) -> Callable[[np.ndarray], Any]:
     """Places of images -> DALI's list of them."""
-    decoder = decode_pipeline(config, "cpu", **_pipeline(IMAGES, threads))
+    decoder = decode_pipeline("cpu", **_pipeline(IMAGES, threads))
 
     def decode(indices: np.ndarray) -> Any:
         decoder.feed_input("encoded", _contents(indices, images))
@@ -188,8 +188,8 @@ def _copies_pipeline(config: TrainConfig, encoded: bool) -> DataNode:
     else:
         images = fn.external_source(name="images", dtype=types.UINT8, ndim=3, layout="HWC")
     views = [
-        normalized_views(images, plan_sources(config, suffix=str(view)), config)
-        for view in range(config.views)
+        normalized_views(images, plan_sources(config.view, suffix=str(view)), config.view)
+        for view in range(config.view.views)
     ]
     return fn.stack(*views)
 
@@ -199,25 +199,25 @@ def _stock_pipeline(config: TrainConfig) -> DataNode:
     images = fn.external_source(
         name="images", dtype=types.UINT8, ndim=3, layout="HWC", no_copy=True
     )
-    plan = plan_sources(replace(config, augment="crop-flip"))
+    plan = plan_sources(config.replace(augment="crop-flip").view)
     views = fn.slice(images, start=plan["start"], shape=plan["shape"], axes=[0, 1])
-    if config.crop == "resized":
-        size = [config.size, config.size]
+    if config.view.crop == "resized":
+        size = [config.view.size, config.view.size]
         views = fn.resize(
             views, size=size, interp_type=types.INTERP_CUBIC, antialias=False, dtype=types.FLOAT
         )
         views = fn.cast(math.floor(views), dtype=types.UINT8)
     views = fn.flip(views, horizontal=plan["mirror"])
     views = apply_rand_augment(
-        _nfnet_suite(config.size),
+        _nfnet_suite(config.view.size),
         views,
-        config.randaugment_layers,
-        int(config.randaugment_magnitude),
+        config.view.randaugment_layers,
+        int(config.view.randaugment_magnitude),
         num_magnitude_bins=11,
         fill_value=128,
         interp_type=types.INTERP_NN,
     )
-    mean, deviation = NORMALIZATION[config.normalize]
+    mean, deviation = NORMALIZATION[config.view.normalize]
     return fn.crop_mirror_normalize(
         views, mean=list(mean), std=list(deviation), dtype=types.FLOAT, output_layout="HWC"
     )
@@ -279,12 +279,14 @@ def _contents(indices: np.ndarray, images: ImageSet) -> list | np.ndarray:
 
 
 def _plan(indices: np.ndarray, images: ImageSet, config: TrainConfig) -> dict[str, np.ndarray]:
-    return plan_inputs(_plans(indices, images, config), config)
+    return plan_inputs(_plans(indices, images, config), config.view)
 
 
 def _plans(indices: np.ndarray, images: ImageSet, config: TrainConfig) -> ViewPlans:
     assert images.manifest is not None
-    return draw_plans(config, 0, TRAIN_VIEWS, indices, images.manifest.sizes[indices])
+    return draw_plans(
+        config.view, config.run.seed, 0, TRAIN_VIEWS, indices, images.manifest.sizes[indices]
+    )
 
 
 def _options() -> argparse.Namespace:

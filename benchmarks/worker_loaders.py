@@ -36,11 +36,13 @@ def torchvision_one_decode(
 
 def torchvision_k_decodes(images: ImageSet, config: TrainConfig, device: torch.device) -> Contender:
     make = torchvision_views(config)
-    return in_workers(_Views(images, config, tensor_of, make, config.views), device)
+    return in_workers(_Views(images, config, tensor_of, make, config.view.views), device)
 
 
 def timm_k_decodes(images: ImageSet, config: TrainConfig, device: torch.device) -> Contender:
-    return in_workers(_Views(images, config, pillow_of, timm_views(config), config.views), device)
+    return in_workers(
+        _Views(images, config, pillow_of, timm_views(config), config.view.views), device
+    )
 
 
 def torchvision_views(config: TrainConfig) -> Callable[[Tensor], Tensor]:
@@ -52,21 +54,21 @@ def torchvision_views(config: TrainConfig) -> Callable[[Tensor], Tensor]:
     """
     check_policy(config, pads=True)
     steps: list[Any] = [_torchvision_crop(config), v2.RandomHorizontalFlip()]
-    if config.augment == "randaugment":
+    if config.view.augment == "randaugment":
         magnitude = round(30 * _strength(config))
-        policy = v2.RandAugment(config.randaugment_layers, magnitude, num_magnitude_bins=31)
+        policy = v2.RandAugment(config.view.randaugment_layers, magnitude, num_magnitude_bins=31)
         steps += [v2.ToPILImage(), policy, v2.PILToTensor()]
     return v2.Compose(steps)
 
 
 def _torchvision_crop(config: TrainConfig) -> v2.Transform:
-    if config.crop == "pad":
-        return v2.RandomCrop(config.size, padding=PAD, padding_mode="reflect")
+    if config.view.crop == "pad":
+        return v2.RandomCrop(config.view.size, padding=PAD, padding_mode="reflect")
     return v2.RandomResizedCrop(
-        config.size,
-        scale=config.crop_area,
-        interpolation=InterpolationMode(config.interpolation),
-        antialias=config.antialias,
+        config.view.size,
+        scale=config.view.crop_area,
+        interpolation=InterpolationMode(config.view.interpolation),
+        antialias=config.view.antialias,
     )
 
 
@@ -78,23 +80,25 @@ def timm_views(config: TrainConfig) -> Callable[[Image.Image], Tensor]:
     from timm.data import create_transform
 
     check_policy(config, pads=False)
-    if not config.antialias:
+    if not config.view.antialias:
         raise Unfit("timm resizes by Pillow, which always antialiases")
-    policy = f"rand-m{round(10 * _strength(config))}-n{config.randaugment_layers}"
+    policy = f"rand-m{round(10 * _strength(config))}-n{config.view.randaugment_layers}"
     return create_transform(
-        config.size,
+        config.view.size,
         is_training=True,
         use_prefetcher=True,  # leaves out the normalization, which is done as for the others
-        scale=config.crop_area,
-        interpolation=config.interpolation,
+        scale=config.view.crop_area,
+        interpolation=config.view.interpolation,
         color_jitter=None,
-        auto_augment=policy if config.augment == "randaugment" else None,
+        auto_augment=policy if config.view.augment == "randaugment" else None,
     )
 
 
 def _strength(config: TrainConfig) -> float:
     """RandAugment's magnitude as a share of the largest."""
-    return config.randaugment_magnitude / (30 if config.randaugment_policy == "dali" else 10)
+    return config.view.randaugment_magnitude / (
+        30 if config.view.randaugment_policy == "dali" else 10
+    )
 
 
 def tensor_of(images: ImageSet, index: int) -> Tensor:
@@ -125,8 +129,8 @@ class _Views(Dataset):
 
     def __getitem__(self, indices: np.ndarray) -> Tensor:
         config = self.config
-        mean, deviation = (torch.tensor(values) for values in NORMALIZATION[config.normalize])
-        shape = (len(indices), config.views, config.size, config.size, 3)
+        mean, deviation = (torch.tensor(values) for values in NORMALIZATION[config.view.normalize])
+        shape = (len(indices), config.view.views, config.view.size, config.view.size, 3)
         views = torch.empty(shape, dtype=view_dtype(config))
         for own, index in zip(views, map(int, indices), strict=True):
             for number, slot in enumerate(own):
@@ -140,7 +144,7 @@ class _Views(Dataset):
 
 def in_workers(work: _Views | Decoded, device: torch.device) -> Contender:
     config = work.config
-    workers = worker_count(config.workers)
+    workers = worker_count(config.data.workers)
 
     def batches() -> Iterator[Tensor]:
         loader: DataLoader = DataLoader(
@@ -151,7 +155,7 @@ def in_workers(work: _Views | Decoded, device: torch.device) -> Contender:
             prefetch_factor=PREFETCH if workers else None,
             pin_memory=torch.cuda.is_available(),
             worker_init_fn=_leave_interrupts,
-            generator=torch.Generator().manual_seed(config.seed),
+            generator=torch.Generator().manual_seed(config.run.seed),
         )
         for batch in loader:
             yield batch.to(device, non_blocking=True)
@@ -160,7 +164,7 @@ def in_workers(work: _Views | Decoded, device: torch.device) -> Contender:
 
 
 def worker_batches(config: TrainConfig) -> int:
-    return PREFETCH * worker_count(config.workers)
+    return PREFETCH * worker_count(config.data.workers)
 
 
 def _leave_interrupts(_worker: int) -> None:

@@ -4,8 +4,8 @@ from importlib import import_module
 from typing import Any
 
 from fastaug.config import TrainConfig
-from fastaug.kernels import available_kernels, check_kernel, register_kernel
 from fastaug.kernels.objective import ObjectiveTerms, objective, pairwise_kl
+from fastaug.kernels.registry import available_kernels, check_kernel, register_kernel
 from fastaug.views.batch import ViewBatch
 
 __version__ = "0.1.0"
@@ -28,7 +28,7 @@ __all__ = [
 # Imported on first use: the objectives then need torch alone, without Pillow and timm.
 _LATER = {
     "build_loader": "fastaug.engine.loaders",
-    "build_model": "fastaug.models",
+    "build_model": "fastaug.models.build",
     "make_views": "fastaug.views.engine",
     "plan_views": "fastaug.views.engine",
 }

@@ -12,14 +12,14 @@ from fastaug.errors import ConfigError, suggest
 
 COMMANDS = {
     "train": "train a classifier",
-    "evaluate": "measure a checkpoint",
+    "evaluate": "measure the accuracy of a checkpoint",
     "export": "write a trained network for other programs: safetensors, ONNX, torch.export",
     "preview": "draw the views that the network will see",
     "report": "write one page about runs: the paper's claims, settings, figures, every run",
     "sweep": "train a grid of runs, and choose the best of each setting",
     "figures": "draw the paper's figures and write its tables, from finished runs",
     "scan": "find images that cannot be used",
-    "doctor": "say what works on this machine, and what to do about the rest",
+    "doctor": "show what works on this machine, and what to do about the rest",
 }
 
 
@@ -38,7 +38,7 @@ def main(args: Sequence[str]) -> int:
 
 
 def script() -> None:
-    """The console script. Like python -m, it finds kernels in modules of the current folder."""
+    """Entry point of the console script. Like python -m, it imports from the current folder."""
     sys.path.insert(0, "")
     sys.exit(cli.run(main))
 

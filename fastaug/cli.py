@@ -1,4 +1,4 @@
-"""What the entry points share: flags from a dataclass, and errors as one line."""
+"""What the commands share: flags from a dataclass, and errors as one line."""
 
 from __future__ import annotations
 
@@ -12,14 +12,17 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import field, make_dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
+from fastaug.config import TrainConfig
 from fastaug.errors import ConfigError, FastaugError, printable
 
 Config = TypeVar("Config")
+Training = TypeVar("Training", bound=TrainConfig)
 
-# Python's words for a value that is no number, and ours
+# Python's wording for a value that is not a number, and ours.
 _CONVERSIONS = {
     "Error parsing ": "",
     "invalid literal for int() with base 10: ": "must be a whole number, got ",
@@ -27,12 +30,8 @@ _CONVERSIONS = {
 }
 
 
-# Flags that are short for others.
-_SHORT = {"--dali": ("--loader", "dali")}
-
-
 def peek(args: Sequence[str], *names: str) -> dict[str, str]:
-    """The values of some flags ahead of the others, whose defaults depend on them; "" if absent."""
+    """Values of the flags that the defaults of the others depend on; "" if absent."""
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for name in names:
         first.add_argument(f"--{name}", default="", nargs="?")
@@ -43,40 +42,66 @@ def peek(args: Sequence[str], *names: str) -> dict[str, str]:
 def parse(
     kind: type[Config], args: Sequence[str], *, prog: str, default: Config | None = None
 ) -> Config:
-    """The flags of a dataclass, by tyro. A wrong flag is a ConfigError like any other mistake."""
+    """Parse the flags of a dataclass. A wrong flag is a ConfigError like any other mistake."""
     import tyro
 
-    args = [word for arg in args for word in _SHORT.get(arg, (arg,))]
-    said = io.StringIO()
+    box = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said):
+        with contextlib.redirect_stderr(box):
             return tyro.cli(
                 kind,
                 prog=prog,
-                args=args,
+                args=list(args),
                 default=tyro.MISSING_NONPROP if default is None else default,
-                config=(tyro.conf.FlagCreatePairsOff, tyro.conf.PositionalRequiredArgs),
+                config=(
+                    tyro.conf.FlagCreatePairsOff,
+                    tyro.conf.PositionalRequiredArgs,
+                    tyro.conf.OmitArgPrefixes,
+                ),
             )
     except SystemExit as error:
         if error.code != 2:
             raise
-        raise ConfigError(f"{_one_line(said.getvalue())} (see {prog} --help)") from None
+        raise ConfigError(f"{_one_line(box.getvalue())} (see {prog} --help)") from None
+
+
+def parse_training(
+    kind: type[Training], args: Sequence[str], *, prog: str, default: Training
+) -> Training:
+    """Parse the flags of fastaug.train, grouped by component, and short forms such as --dali."""
+    from tyro.conf import arg
+
+    dali, recipes = "short for --loader dali", "list the recipes that --recipe takes, and exit"
+    flags = make_dataclass(
+        kind.__name__,
+        [
+            ("dali", Annotated[bool, arg(help=dali)], field(default=False)),
+            ("list_recipes", Annotated[bool, arg(help=recipes)], field(default=False)),
+            ("config", Annotated[kind, arg(name="")], field(default=default)),
+        ],
+        frozen=True,
+    )
+    flags.__doc__ = kind.__doc__
+    # Replaced before parsing: a config is checked as a whole when it is made.
+    words = [word for a in args for word in (("--loader", "dali") if a == "--dali" else (a,))]
+    parsed: Any = parse(flags, words, prog=prog)
+    return parsed.config
 
 
 def output_file(flag: str, named: str) -> Path:
-    """The file that a flag names to be written, looked at before the work is done."""
+    """Path of a file that a flag names, checked before the work starts."""
     path = Path(named).expanduser()
     if path.is_dir() or not path.parent.is_dir():
-        raise ConfigError(f"{flag} {named}: must be a file in a folder that is there")
+        raise ConfigError(f"{flag} {named}: must be a file in an existing folder")
     return path
 
 
 def run(main: Callable[[Sequence[str]], int], args: Sequence[str] | None = None) -> int:
-    """Call an entry point; a user's mistake ends with one line and exit code 2."""
+    """Run a command and return its exit code. A user's mistake is one line and exit code 2."""
     code = _run(main, args)
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
-        # One of several ranks: gloo's threads may abort a process that Python takes apart around
-        # them, and torchrun would take that for its exit code.
+        # One of several ranks: gloo's threads may abort the process while Python shuts down, and
+        # torchrun would report that as its exit code.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
@@ -86,10 +111,10 @@ def run(main: Callable[[Sequence[str]], int], args: Sequence[str] | None = None)
 def _run(main: Callable[[Sequence[str]], int], args: Sequence[str] | None) -> int:
     args = sys.argv[1:] if args is None else args
     handler = logging.StreamHandler(sys.stderr)
-    rank = int(os.environ.get("RANK", 0))  # of those that torchrun has started
+    rank = int(os.environ.get("RANK", 0))  # set by torchrun
     who = f"rank {rank}: " if rank else ""
     handler.setFormatter(_Printable(f"{who}%(message)s"))
-    # What all ranks would say, the first one says.
+    # Only rank 0 logs what all ranks have in common.
     logging.basicConfig(level=logging.WARNING if rank else logging.INFO, handlers=[handler])
     try:
         return main(args)
@@ -108,7 +133,7 @@ def _run(main: Callable[[Sequence[str]], int], args: Sequence[str] | None) -> in
 
 
 class _Printable(logging.Formatter):
-    """A message is one line whatever is in the names that it holds; a traceback keeps its lines."""
+    """One line per message, whatever the names in it contain; a traceback keeps its lines."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         return printable(super().formatMessage(record))
@@ -122,20 +147,20 @@ def _each_line(text: str) -> str:
 
 
 def _one_line(box: str) -> str:
-    """What tyro's box says up to its first rule, and the flags that it suggests further down."""
+    """Text of tyro's box up to its first rule, and the flags that it suggests below."""
     lines = [line.strip("│╭╮╰╯ ") for line in box.splitlines()]
     title, *body = [line for line in lines if line]
     if body and _is_rule(body[0]):  # the rule below the title, where boxes cannot be drawn
         body.pop(0)
-    said = " ".join(itertools.takewhile(lambda line: not _is_rule(line), body)).rstrip(".")
+    text = " ".join(itertools.takewhile(lambda line: not _is_rule(line), body)).rstrip(".")
     for theirs, ours in _CONVERSIONS.items():
-        said = said.replace(theirs, ours)
+        text = text.replace(theirs, ours)
     _, _, suggested = box.partition("Perhaps you meant:")
     if near := dict.fromkeys(
         re.findall(r"--[a-z][a-z-]*(?= )", suggested.partition("(default")[0])
     ):
-        said += f"; did you mean {' or '.join(near)}?"
-    return said or title
+        text += f"; did you mean {' or '.join(near)}?"
+    return text or title
 
 
 def _is_rule(line: str) -> bool:

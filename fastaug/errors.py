@@ -1,23 +1,25 @@
-"""Errors that a user can mend. Entry points print them as one line and exit with code 2."""
+"""Errors that a user can fix. Commands print them as one line and exit with code 2."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from difflib import get_close_matches
+from itertools import islice
+from typing import Any
 
 
 class FastaugError(Exception):
-    """What was given, what is allowed, what to do: one line."""
+    """The message is one line: what was given, what is allowed, what to do."""
 
     exit_code = 2
     told = False
-    """Whether another rank says it."""
+    """Whether another rank prints it."""
 
 
 class ConfigError(FastaugError):
-    """A setting has a value that it cannot have."""
+    """A setting has a value that is not allowed."""
 
 
 class DataError(FastaugError):
-    """A data source is missing, empty, of the wrong layout, or has a file that cannot be read."""
+    """A data source is missing, empty, in the wrong layout, or has an unreadable file."""
 
 
 class CheckpointError(FastaugError):
@@ -25,25 +27,25 @@ class CheckpointError(FastaugError):
 
 
 class DamagedCheckpointError(CheckpointError):
-    """A checkpoint is not what was written: torn, altered, or never one."""
+    """A checkpoint file is truncated or altered, or is not a checkpoint."""
 
 
 class NonFiniteError(FastaugError):
-    """Too many steps in a row had a loss or gradient that is no number."""
+    """Too many consecutive steps had a non-finite loss or gradient."""
 
 
 class RankLostError(FastaugError):
-    """Another rank of the run has ended, or cannot be reached. To try again makes sense."""
+    """Another rank of the run has ended or cannot be reached. Trying again may help."""
 
     exit_code = 75
 
 
 class KernelUnavailableError(FastaugError):
-    """A loss kernel was asked for by name and cannot run here."""
+    """A kernel that was requested by name cannot run here."""
 
 
 class ExportError(FastaugError):
-    """A network cannot be written in a format, or what was written is not the network."""
+    """A network cannot be written in a format, or the written file computes something else."""
 
 
 def suggest(name: str, options: Iterable[str]) -> str:
@@ -53,16 +55,31 @@ def suggest(name: str, options: Iterable[str]) -> str:
     return f"did you mean {' or '.join(near)}?" if near else f"one of {', '.join(options)}"
 
 
-def first_line(error: BaseException) -> str:
-    """What an error of a library says, in one line; its kind if it says nothing."""
-    said = (line.strip() for line in str(error).splitlines())
-    return next(filter(None, said), type(error).__name__)
+def few(items: Collection[Any], most: int = 3, show: Callable[[Any], str] = str) -> str:
+    """'a, b, c and 4 more'."""
+    shown = ", ".join(map(show, islice(items, most)))
+    more = len(items) - most
+    return f"{shown} and {more:,} more" if more > 0 else shown
+
+
+def first_line(message: BaseException | str) -> str:
+    """First non-empty line of a message; the class of an error that has none."""
+    lines = (line.strip() for line in str(message).splitlines())
+    default = "" if isinstance(message, str) else type(message).__name__
+    return next(filter(None, lines), default)
+
+
+def describe_error(error: BaseException) -> str:
+    """'RuntimeError: first line of its message'."""
+    name, line = type(error).__name__, first_line(error)
+    return name if line == name else f"{name}: {line}"
 
 
 def printable(text: str) -> str:
-    """One line that a terminal shows and does not obey: what is no letter is written as \\x1b.
+    """Text as one line without control characters, which are escaped as \\x1b.
 
-    Names of files, classes and members come from whoever made the data, as do parts of messages.
+    File and class names come from whoever made the data, and a terminal would obey their escape
+    sequences.
     """
     if text.isprintable():
         return text

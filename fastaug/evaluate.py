@@ -4,114 +4,90 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from tyro.conf import arg
 
 from fastaug import cli
-from fastaug.config import TrainConfig, check_choices, flag
-from fastaug.data.sources import check_classes, open_split
-from fastaug.engine.evaluation import Evaluation
-from fastaug.engine.loaders import scan_configured
-from fastaug.errors import ConfigError
-from fastaug.models import build_configured_model
-from fastaug.runs.checkpoint import checkpoint_file, evaluated_weights, load_checkpoint
-from fastaug.runs.console import measure_rows, show_table
+from fastaug.config import TrainConfig
+from fastaug.engine.evaluation import evaluate_checkpoint
+from fastaug.engine.metrics import metric_rows
+from fastaug.runs.checkpoint import checkpoint_file, load_checkpoint
+from fastaug.runs.console import show_table
 from fastaug.runtime.atomic import write_json
-from fastaug.runtime.device import (
-    avoid_broken_cpu_arithmetic,
-    environment,
-    keep_freed_memory,
-    resolve_device,
-)
-from fastaug.runtime.distributed import Group
+from fastaug.runtime.device import environment, resolve_device
 from fastaug.runtime.torchrun import join_process_group
+from fastaug.settings import Settings, setting
 
 
 @dataclass(frozen=True)
-class EvaluateConfig:
-    """Evaluate a checkpoint: everything is rebuilt from the checkpoint alone."""
+class EvaluateConfig(Settings):
+    """Evaluate a checkpoint: the file has everything that is needed."""
 
     checkpoint: Annotated[str, arg(metavar="CHECKPOINT")]
     """Checkpoint file (best.pt, last.pt) or run folder (its best.pt)."""
-    tta: int = -1
-    """Views of each test image; 0: the central crop alone, -1: as in the run's final evaluation."""
+    tta: int = setting(-1, at_least=-1)
+    """Views of each test image; 0: only the central crop, -1: as in the run's final evaluation."""
     data: str = ""
     """Other data to evaluate on, with the same classes; default: what it was trained on."""
-    batch_size: int = 256
+    batch_size: int = setting(256, at_least=1)
     """Views in one forward pass."""
     loader: Literal["as-trained", "torch", "dali"] = "as-trained"
-    """What decodes the images and makes the views; --dali is short for --loader dali."""
-    workers: int = -1
+    """What decodes the images and makes the views."""
+    dali: bool = False
+    """Short for --loader dali."""
+    workers: int = setting(-1, at_least=-1)
     """Loader processes (torch) or threads (dali); -1: one less than the cores, 1 to 8."""
     device: str = "auto"
     """auto, cpu, cuda, or cuda:N."""
     precision: Literal["as-trained", "fp32", "bf16", "fp16"] = "as-trained"
     """Arithmetic of the network."""
-    seed: int = 0
+    seed: int = setting(0, at_least=0)
     """Seed of the views."""
     out: str = ""
     """Write the results to this JSON file too."""
     debug: bool = False
     """Show the traceback of an error."""
 
-    def __post_init__(self) -> None:
-        check_choices(self)
-        for name, least in (("tta", -1), ("batch_size", 1), ("workers", -1), ("seed", 0)):
-            if getattr(self, name) < least:
-                raise ConfigError(
-                    f"{flag(name)} must be at least {least}, got {getattr(self, name)}"
-                )
-
 
 def main(args: Sequence[str]) -> int:
     with join_process_group() as group:
-        _evaluate(cli.parse(EvaluateConfig, args, prog="python -m fastaug.evaluate"), group)
+        options = cli.parse(EvaluateConfig, args, prog="python -m fastaug.evaluate")
+        out = cli.output_file("--out", options.out) if options.out else None
+        path = checkpoint_file(options.checkpoint)
+        state = load_checkpoint(path)
+        config = configure(options, TrainConfig.from_saved(state["config"]))
+        images, measures = evaluate_checkpoint(
+            state, config, group, name=str(path), batch_size=options.batch_size
+        )
+        if group.is_first:
+            data = f"{images.name}, {len(images) - len(images.bad):,} images"
+            rows = [("checkpoint", f"{path} (step {state['step']:,})"), ("data", data)]
+            show_table("fastaug evaluate", rows + metric_rows(measures, config.eval.tta))
+        if group.is_first and out is not None:
+            result = {"checkpoint": str(path), "data": images.name, "tta": config.eval.tta}
+            used = environment(resolve_device(config.run.device))
+            write_json(out, result | {"measures": measures, "environment": used})
     return 0
 
 
-def _evaluate(options: EvaluateConfig, group: Group) -> None:
-    out = cli.output_file("--out", options.out) if options.out else None
-    path = checkpoint_file(options.checkpoint)
-    state = load_checkpoint(path)
-    config = TrainConfig.from_dict(state["config"])
-    config = replace(
-        config,
-        data=options.data or config.data,
-        loader=config.loader if options.loader == "as-trained" else options.loader,
-        # Of the loader: another one may not have it.
-        views_engine=config.views_engine if options.loader == "as-trained" else "auto",
+def configure(options: EvaluateConfig, config: TrainConfig) -> TrainConfig:
+    """Settings of the run, changed by the options."""
+    loader = "dali" if options.dali else options.loader
+    return config.replace(
+        data=options.data or config.data.data,
+        loader=config.data.loader if loader == "as-trained" else loader,
+        # Another loader may not have the engine that the run was trained with.
+        views_engine=config.view.views_engine if loader == "as-trained" else "auto",
         device=options.device,
         # A name with a colon is imported, and a checkpoint may come from anyone.
-        kernel="auto" if ":" in config.kernel else config.kernel,
+        kernel="auto" if ":" in config.loss.kernel else config.loss.kernel,
         workers=options.workers,
         seed=options.seed,
-        precision=config.precision if options.precision == "as-trained" else options.precision,
-        tta=config.tta if options.tta < 0 else options.tta,
+        precision=config.run.precision if options.precision == "as-trained" else options.precision,
+        tta=config.eval.tta if options.tta < 0 else options.tta,
     )
-    images = group.in_turn(lambda: open_split(config.data, "test"))
-    check_classes(images, tuple(state["classes"]), str(path))
-    device = resolve_device(options.device)
-    avoid_broken_cpu_arithmetic(device, config.precision)
-    keep_freed_memory(device)
-    model = build_configured_model(config, len(images.classes))
-    model.load_state_dict(evaluated_weights(state))
-    surveyed = group.in_turn(lambda: scan_configured(config, images))
-    evaluation = Evaluation(surveyed, config, device, group, batch_size=options.batch_size)
-    measures = evaluation.measure(model.to(device), views=config.tta)
-    if not group.is_first:
-        return
-    rows = [
-        ("checkpoint", f"{path} (step {state['step']:,})"),
-        ("data", f"{surveyed.name}, {len(surveyed) - len(surveyed.bad):,} images"),
-        *measure_rows(measures, config.tta),
-    ]
-    show_table("fastaug evaluate", rows)
-    if out is not None:
-        result = {"checkpoint": str(path), "data": images.name, "tta": config.tta}
-        result |= {"measures": measures, "environment": environment(device)}
-        write_json(out, result)
 
 
 if __name__ == "__main__":

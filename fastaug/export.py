@@ -11,31 +11,28 @@ from typing import Annotated, Literal
 from tyro.conf import arg
 
 from fastaug import cli
-from fastaug.config import TrainConfig, check_choices
+from fastaug.config import TrainConfig
 from fastaug.errors import ConfigError
 from fastaug.exporters.formats import BATCHES, FORMATS, check_packages, export_network
-from fastaug.models import build_configured_model
-from fastaug.runs.checkpoint import checkpoint_file, evaluated_weights, load_checkpoint
+from fastaug.runs.checkpoint import checkpoint_file, load_checkpoint
 from fastaug.runs.console import show_table
-from fastaug.runs.weights import safetensors_metadata
+from fastaug.runs.weights import model_from_checkpoint, safetensors_metadata
+from fastaug.settings import Settings
 
 
 @dataclass(frozen=True)
-class ExportConfig:
-    """Write a trained network for other programs, in fp32; the file is read back and compared."""
+class ExportConfig(Settings):
+    """Write a trained network for other programs, in fp32. The file is read back and checked."""
 
     checkpoint: Annotated[str, arg(metavar="CHECKPOINT")]
     """Checkpoint file (best.pt, last.pt) or run folder (its best.pt)."""
     to: Literal["safetensors", "onnx", "torch-export"] = "safetensors"
-    """safetensors: the weights by name, and what the network is; onnx: one file, any batch size,
-    input "images", output "logits" (needs fastaug[export]); torch-export: torch.export.load's."""
+    """safetensors: weights by name, with metadata; onnx: one file for any batch size, input
+    "images", output "logits" (needs fastaug[export]); torch-export: for torch.export.load."""
     out: str = ""
-    """File to write; default: beside the checkpoint, as .safetensors, .onnx or .pt2."""
+    """File to write; default: next to the checkpoint, as .safetensors, .onnx or .pt2."""
     debug: bool = False
     """Show the traceback of an error."""
-
-    def __post_init__(self) -> None:
-        check_choices(self)
 
 
 def main(args: Sequence[str]) -> int:
@@ -44,14 +41,13 @@ def main(args: Sequence[str]) -> int:
     out = output_file(options, path)
     check_packages(options.to)
     state = load_checkpoint(path)
-    config = TrainConfig.from_dict(state["config"])
-    model = build_configured_model(config, len(state["classes"]))
-    model.load_state_dict(evaluated_weights(state))
-    written = export_network(options.to, out, model, config, safetensors_metadata(state))
+    config = TrainConfig.from_saved(state["config"])
+    model, metadata = model_from_checkpoint(state), safetensors_metadata(state)
+    written = export_network(options.to, out, model, config, metadata)
     averaged = "" if state["ema"] is None else ", moving average"
     rows = [
         ("checkpoint", f"{path} (step {state['step']:,}{averaged})"),
-        ("model", f"{config.model}, {len(state['classes'])} classes, {config.size} px"),
+        ("model", f"{config.model.model}, {len(state['classes'])} classes, {config.view.size} px"),
         ("file", f"{out} ({options.to}, {written.bytes / 1e6:,.1f} MB)"),
         (
             f"read back, batches of {' and '.join(map(str, BATCHES))}",
@@ -66,13 +62,14 @@ def main(args: Sequence[str]) -> int:
 def output_file(options: ExportConfig, checkpoint: Path) -> Path:
     """--out, or the checkpoint's name with the suffix of the format."""
     suffix = FORMATS[options.to].suffix
-    beside = checkpoint.with_suffix(suffix)
-    out = cli.output_file("--out", options.out) if options.out else beside
+    if not options.out:
+        return checkpoint.with_suffix(suffix)
+    out = cli.output_file("--out", options.out)
     if out.suffix != suffix:
         meant = [name for name, kind in FORMATS.items() if kind.suffix == out.suffix]
         hint = f", or give --to {meant[0]}" if meant else ""
         raise ConfigError(
-            f"--out {options.out}: a file of --to {options.to} ends in {suffix}; rename it{hint}"
+            f"--out {options.out}: files of --to {options.to} end in {suffix}; rename it{hint}"
         )
     return out
 

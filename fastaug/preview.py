@@ -1,10 +1,10 @@
-"""python -m fastaug.preview: a picture of what the network will see."""
+"""python -m fastaug.preview: draw the views that the network will see."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from fastaug import cli
@@ -13,55 +13,67 @@ from fastaug.data.sources import open_split_or_flat
 from fastaug.engine.loaders import build_loader, training_images
 from fastaug.errors import ConfigError, printable
 from fastaug.recipes import get_recipe
-from fastaug.runs.folder import write_event_picture
+from fastaug.runs.config import RunConfig
 from fastaug.runs.picture import draw_views
+from fastaug.runs.tensorboard import write_event_picture
+from fastaug.settings import Settings, setting
+
+
+@dataclass(frozen=True)
+class PictureConfig(Settings):
+    """The picture to draw."""
+
+    images: int = setting(8, at_least=1, at_most=100)
+    """Images to draw: the first ones of the training's order."""
+    logdir: str = "runs/preview"
+    """Folder for the same picture as TensorBoard events; empty: none."""
+
+
+@dataclass(frozen=True)
+class PreviewRunConfig(RunConfig):
+    out: str = "preview.png"
+    """Picture to write."""
 
 
 @dataclass(frozen=True)
 class PreviewConfig(TrainConfig):
     """Draw what the network will see: some images, each with its K views. Takes train's flags."""
 
-    images: int = 8
-    """Images to draw, the first of the training's order."""
-    out: str = "preview.png"
-    """File of the picture."""
-    logdir: str = "runs/preview"
-    """Folder of TensorBoard events, for the same picture; empty: none."""
+    run: PreviewRunConfig = field(default_factory=PreviewRunConfig)
+    picture: PictureConfig = field(default_factory=PictureConfig)
 
-    def __post_init__(self) -> None:
-        if not 1 <= self.images <= 100:
-            raise ConfigError(f"--images must be between 1 and 100, got {self.images}")
-        # Any number of views will do here: a step has the images of the picture.
-        object.__setattr__(self, "batch_size", self.images * self.views)
-        object.__setattr__(self, "accumulate", 1)
-        super().__post_init__()
+    def images_per_part(self, ranks: int = 1) -> int:
+        """All images of the picture in one batch, whatever --batch-size is."""
+        return self.picture.images
 
 
 def main(args: Sequence[str]) -> int:
     config = configure(args)
-    out = cli.output_file("--out", config.out)
-    images, _ = training_images(config, open_split_or_flat(config.data, "train"))
-    config = replace(config, images=min(config.images, len(images)))
+    out = cli.output_file("--out", config.run.out)
+    images, _ = training_images(config.data, open_split_or_flat(config.data.data, "train"))
+    config = config.replace(images=min(config.picture.images, len(images)), accumulate=1)
     batch = next(iter(build_loader(config, images)))
-    picture = draw_views(images, batch, config, rows=config.images)
+    picture = draw_views(images, batch, config.view, rows=config.picture.images)
     try:
         picture.save(out)
-    except (OSError, ValueError) as error:  # no rights, or a suffix that is no image's
+    except (OSError, ValueError) as error:  # no permission, or an unknown suffix
         raise ConfigError(f"--out {out}: cannot be written ({error})") from error
-    of = f"{len(batch.indices)} images of {images.name}"
-    print(printable(f"{of} with {config.views} views each: {out}"))
-    if config.logdir:
-        write_event_picture(Path(config.logdir).expanduser(), "views", picture)
-        print(f"the same in TensorBoard: tensorboard --logdir {config.logdir}")
+    drawn = f"{len(batch.indices)} images of {images.name} with {config.view.views} views each"
+    print(printable(f"{drawn}: {out}"))
+    if config.picture.logdir:
+        write_event_picture(Path(config.picture.logdir).expanduser(), "views", picture)
+        print(f"the same in TensorBoard: tensorboard --logdir {config.picture.logdir}")
     return 0
 
 
 def configure(args: Sequence[str]) -> PreviewConfig:
-    """Train's flags; what a recipe says of the run's folder does not matter here."""
-    recipe = get_recipe(cli.peek(args, "recipe")["recipe"] or PreviewConfig.recipe)
-    values = {field.name: getattr(recipe, field.name) for field in fields(recipe)}
-    default = PreviewConfig(**values | {"out": PreviewConfig.out})
-    return cli.parse(PreviewConfig, args, prog="python -m fastaug.preview", default=default)
+    """Settings from train's flags and the recipe, except for the recipe's run folder."""
+    recipe = get_recipe(cli.peek(args, "recipe")["recipe"] or RunConfig.recipe)
+    settings = recipe.to_flat() | {"out": PreviewRunConfig.out}
+    default = PreviewConfig().replace(**settings)
+    return cli.parse_training(
+        PreviewConfig, args, prog="python -m fastaug.preview", default=default
+    )
 
 
 if __name__ == "__main__":

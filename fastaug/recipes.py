@@ -7,8 +7,8 @@ open is chosen here; the docstring gives the reason.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import replace
 
 from fastaug.config import TrainConfig
 from fastaug.errors import ConfigError, suggest
@@ -39,7 +39,7 @@ def cifar100_wrn_16_4() -> TrainConfig:
     - no label smoothing and no dropout: not mentioned for this network;
     - fp32: no precision is mentioned.
     """
-    return TrainConfig(
+    return TrainConfig.from_flat(
         recipe="cifar100-wrn-16-4",
         data="",
         model="wrn-16-4",
@@ -61,8 +61,7 @@ def cifar100_wrn_16_4_no_da() -> TrainConfig:
     Open in the paper, and chosen: K=1 (all views would be the same), and that its invariance is
     measured on the crops and flips of the others, as there is nothing else to measure.
     """
-    return replace(
-        cifar100_wrn_16_4(),
+    return cifar100_wrn_16_4().replace(
         recipe="cifar100-wrn-16-4-no-da",
         augment="none",
         views=1,
@@ -71,7 +70,7 @@ def cifar100_wrn_16_4_no_da() -> TrainConfig:
 
 
 def _wider_or_deeper(model: str) -> TrainConfig:
-    return replace(cifar100_wrn_16_4(), recipe=f"cifar100-{model}", model=model)
+    return cifar100_wrn_16_4().replace(recipe=f"cifar100-{model}", model=model)
 
 
 def cifar100_wrn_16_8() -> TrainConfig:
@@ -114,8 +113,7 @@ def cifar100_resnet18() -> TrainConfig:
     offsets, by the rule of the other networks. Statistics are taken over all views of a step, as
     the paper says: on several ranks that needs --batch-norm sync.
     """
-    return replace(
-        cifar100_wrn_16_4(),
+    return cifar100_wrn_16_4().replace(
         recipe="cifar100-resnet18",
         model="resnet18",
         batch_size=528,
@@ -140,7 +138,7 @@ def imagenet_nf_resnet50() -> TrainConfig:
     - no warm-up: none is stated; plain momentum; no decay on gains and biases;
     - dropout and stochastic depth are drawn for each view on its own, so the regularizer sees them.
     """
-    return TrainConfig(
+    return TrainConfig.from_flat(
         recipe="imagenet-nf-resnet50",
         data="",
         model="nf_resnet50",
@@ -165,7 +163,7 @@ def imagenet_nf_resnet101() -> TrainConfig:
 
     Open choices as imagenet-nf-resnet50.
     """
-    return replace(imagenet_nf_resnet50(), recipe="imagenet-nf-resnet101", model="nf_resnet101")
+    return imagenet_nf_resnet50().replace(recipe="imagenet-nf-resnet101", model="nf_resnet101")
 
 
 def imagenet_nf_resnet101_no_da() -> TrainConfig:
@@ -174,8 +172,7 @@ def imagenet_nf_resnet101_no_da() -> TrainConfig:
     Open in the paper, and chosen: that it was run on ImageNet at all, with the other settings as
     they are; the view is the central crop.
     """
-    return replace(
-        imagenet_nf_resnet101(),
+    return imagenet_nf_resnet101().replace(
         recipe="imagenet-nf-resnet101-no-da",
         augment="none",
         views=1,
@@ -189,8 +186,7 @@ def imagenet_nf_resnet101_randaugment() -> TrainConfig:
     Open in the paper, and chosen: 4 operations a view. It gives the magnitude, 5, "following
     NFNet-F0", whose published settings are 4 operations of magnitude 5.
     """
-    return replace(
-        imagenet_nf_resnet101(),
+    return imagenet_nf_resnet101().replace(
         recipe="imagenet-nf-resnet101-randaugment",
         augment="randaugment",
     )
@@ -203,8 +199,7 @@ def imagenet_nfnet_f0() -> TrainConfig:
     chosen: 4 operations a view (as imagenet-nf-resnet101-randaugment); the test crop of the other
     networks rather than NFNet's squashed one; the rest as imagenet-nf-resnet50.
     """
-    return replace(
-        imagenet_nf_resnet50(),
+    return imagenet_nf_resnet50().replace(
         recipe="imagenet-nfnet-f0",
         model="nfnet_f0",
         dropout=0.2,
@@ -229,8 +224,7 @@ def mini_cifar() -> TrainConfig:
     rate, times the unique images, is that of K=4: it is meant to be tuned for each K. A fifth of
     the folder's training images is held out to tune by. docs/paper.md says what else was tried.
     """
-    return replace(
-        cifar100_wrn_16_4(),
+    return cifar100_wrn_16_4().replace(
         recipe="mini-cifar",
         model="wrn-10-1",
         train_images=500,
@@ -253,8 +247,7 @@ def mini_shapes() -> TrainConfig:
     As mini-cifar, and for machines without any data. Crops of at least 0.35 of the area, as in the
     default recipe; a quarter of the training images is held out, as many as the test images.
     """
-    return replace(
-        mini_cifar(),
+    return mini_cifar().replace(
         recipe="mini-shapes",
         data="shapes",
         validation=0.25,
@@ -264,7 +257,7 @@ def mini_shapes() -> TrainConfig:
 
 
 RECIPES: dict[str, Callable[[], TrainConfig]] = {
-    make().recipe: make
+    make().run.recipe: make
     for make in (
         shapes,
         cifar100_wrn_16_4,
@@ -294,3 +287,21 @@ def get_recipe(name: str) -> TrainConfig:
 def first_line(name: str) -> str:
     """What a recipe is, in a line: the first of its docstring."""
     return (RECIPES[name].__doc__ or "").partition("\n")[0].rstrip(".")
+
+
+def recipe_rows() -> list[tuple[str, str]]:
+    """The name of each recipe, what it is, and the settings that set it apart."""
+    rows = []
+    for name in RECIPES:
+        config = get_recipe(name)
+        settings = f"{config.model.model}, K={config.view.views}, batch {config.optim.batch_size}, "
+        settings += f"{config.optim.epochs} epochs, lr {_as_power(config.optim.lr)}"
+        settings += " x unique images" if config.optim.lr_scaling == "unique-images" else ""
+        rows.append((name, f"{first_line(name)}\n{settings}, {config.optim.schedule}"))
+    return rows
+
+
+def _as_power(rate: float) -> str:
+    """The paper's rates are powers of two."""
+    exponent = math.log2(rate)
+    return f"2^{exponent:g}" if exponent == round(exponent) else f"{rate:g}"

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
-from typing import get_origin, get_type_hints
 
 from fastaug import cli
-from fastaug.config import TrainConfig, flag
+from fastaug.config import TrainConfig, setting_owners
 from fastaug.errors import ConfigError
 from fastaug.experiments.grids import EXPERIMENTS
 from fastaug.experiments.sweep_options import GRID, SweepConfig
@@ -26,6 +25,7 @@ from fastaug.experiments.sweep_worker import run_stage
 from fastaug.recipes import get_recipe
 from fastaug.runs.console import show_table
 from fastaug.runtime.signals import StopSignals, TrainingInterruptedError
+from fastaug.settings import flag
 
 PROG = "python -m fastaug.sweep"
 _NOT_HERE = {
@@ -60,12 +60,12 @@ def configure(args: Sequence[str]) -> Plan:
         raise ConfigError("no EXPERIMENT given; --list-experiments says which there are")
     options = cli.parse(SweepConfig, own, prog=PROG)
     # One view goes with any batch size: what is run is checked when the grid is laid out.
-    default = replace(get_recipe(options.base.recipes[0]), views=1)
-    config = cli.parse(TrainConfig, training, prog=PROG, default=default)
+    default = get_recipe(options.base.recipes[0]).replace(views=1)
+    config = cli.parse_training(TrainConfig, training, prog=PROG, default=default)
     words = {word.partition("=")[0] for word in training}
-    given = {field.name for field in fields(config) if flag(field.name) in words}
+    given = {name for name in setting_owners() if flag(name) in words}
     given |= {"loader"} if "--dali" in words else set()
-    changes = {name: getattr(config, name) for name in given}
+    changes = {name: config.get(name) for name in given}
     if changes.get("data") not in (None, "", "shapes"):
         changes["data"] = str(Path(changes["data"]).expanduser().absolute())
     return make_plan(options, changes)
@@ -73,12 +73,13 @@ def configure(args: Sequence[str]) -> Plan:
 
 def split_flags(args: Sequence[str]) -> tuple[list[str], list[str]]:
     """The sweep's flags, and those that only fastaug.train has, with their values."""
-    hints = get_type_hints(TrainConfig)
-    taken = {field.name for field in fields(SweepConfig)}
+    default, taken = TrainConfig(), {field.name for field in fields(SweepConfig)}
     values: dict[str, int] = {"--dali": 0}
-    for name, kind in hints.items():
+    for name in setting_owners():
         if name not in taken:
-            values[flag(name)] = 0 if kind is bool else 2 if get_origin(kind) is tuple else 1
+            value = default.get(name)
+            is_switch, is_pair = isinstance(value, bool), isinstance(value, tuple)
+            values[flag(name)] = 0 if is_switch else 2 if is_pair else 1
     own: list[str] = []
     training: list[str] = []
     rest = list(args)

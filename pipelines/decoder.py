@@ -8,13 +8,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from nvidia.dali import fn, pipeline_def, types
+from nvidia.dali.data_node import DataNode
 
-from fastaug.config import TrainConfig
+from fastaug.data.config import DataConfig
 from fastaug.data.image_set import ImageSet, decode
 from fastaug.data.retry import RetryError, attempt, check_size, read_with_retries
 from fastaug.data.sampler import BatchKey
 from fastaug.errors import DataError, first_line
-from fastaug.pipelines.decode import decode_pipeline
 from fastaug.pipelines.prefetch import prefetch
 from fastaug.views.plan import PAD, ViewPlans
 
@@ -24,55 +25,62 @@ REBUILDS = 3
 """How often in a row DALI may stop at a batch whose images it decodes when asked for each."""
 
 
-class Planned(NamedTuple):
-    """A batch that is to be made; or some small ones, that are made at once."""
+class Chunk(NamedTuple):
+    """Batches that are made by one call: one, or several small ones of images in memory."""
 
     keys: list[BatchKey]
     indices: np.ndarray
-    """Of the images of all keys, one after another."""
+    """The images of all keys, one after another."""
     plans: ViewPlans
 
 
 class Decoder:
     """The readers and DALI's decoding pipeline.
 
-    padded: each image comes reflected at its edges, for views that DALI's operators make.
+    padded_size: side of images that come reflected at their edges, for --crop pad by DALI's
+    operators; None: images come as they are.
     """
 
     def __init__(
         self,
         images: ImageSet,
-        config: TrainConfig,
+        config: DataConfig,
         per_batch: int,
-        padded: bool,
+        padded_size: int | None,
         pipeline: dict[str, Any],
     ) -> None:
-        self._images, self._config = images, config
-        self._margin = 2 * PAD if padded else 0
+        self._images, self._depth = images, config.prefetch
+        self._margin = 0 if padded_size is None else 2 * PAD
+        self._blank_side = padded_size or 8
         self._gpu: int | None = pipeline["device_id"]
-        self._decoder = decode_pipeline(config, padded=padded, batch_size=per_batch, **pipeline)
+        self._decoder = decode_pipeline(
+            decode_memory=config.decode_memory,
+            padded_size=padded_size,
+            batch_size=per_batch,
+            **pipeline,
+        )
         self._readers = ThreadPoolExecutor(READERS, "fastaug-reader")
         self._warm_up(pipeline["prefetch_queue_depth"])
 
-    def run(self, batches: Iterable[Planned]) -> Iterator[tuple[Planned, Any]]:
-        """Each batch with its images, a TensorList of DALI."""
-        depth = self._config.prefetch
-        read = prefetch("read", batches, depth, self._start_reading, self._read, self._leave_unread)
+    def run(self, chunks: Iterable[Chunk]) -> Iterator[tuple[Chunk, Any]]:
+        """Each chunk with its images, a TensorList of DALI."""
+        depth = self._depth
+        read = prefetch("read", chunks, depth, self._start_reading, self._read, self._leave_unread)
         return prefetch("decode", read, depth, self._start_decoding, self._decoded, self._leave)
 
     # --- reading ---
 
-    def _start_reading(self, batch: Planned) -> tuple[Planned, dict[int, Future]]:
+    def _start_reading(self, batch: Chunk) -> tuple[Chunk, dict[int, Future]]:
         submit, indices = self._readers.submit, map(int, batch.indices)
         return batch, {index: submit(attempt, self._content, index) for index in indices}
 
-    def _read(self, started: tuple[Planned, dict[int, Future]]) -> tuple[Planned, list[np.ndarray]]:
+    def _read(self, started: tuple[Chunk, dict[int, Future]]) -> tuple[Chunk, list[np.ndarray]]:
         batch, contents = started
         first = {index: content.result() for index, content in contents.items()}
         found = read_with_retries(self._images, first, self._content)
         return batch, [found[index] for index in map(int, batch.indices)]
 
-    def _leave_unread(self, started: tuple[Planned, dict[int, Future]]) -> None:
+    def _leave_unread(self, started: tuple[Chunk, dict[int, Future]]) -> None:
         for content in started[1].values():
             content.cancel()
 
@@ -86,7 +94,7 @@ class Decoder:
 
     # --- decoding ---
 
-    def _start_decoding(self, read: tuple[Planned, list[np.ndarray]]) -> Planned:
+    def _start_decoding(self, read: tuple[Chunk, list[np.ndarray]]) -> Chunk:
         batch, contents = read
         try:
             self._decoder.feed_input("encoded", contents)
@@ -95,7 +103,7 @@ class Decoder:
             raise _stopped(error) from error
         return batch
 
-    def _decoded(self, batch: Planned) -> tuple[Planned, Any]:
+    def _decoded(self, batch: Chunk) -> tuple[Chunk, Any]:
         try:
             (decoded,) = self._decoder.outputs(cuda_stream=self._stream())
         except RuntimeError as error:
@@ -104,7 +112,7 @@ class Decoder:
         self._check_sizes(batch.indices, decoded.shape())
         return batch, decoded
 
-    def _leave(self, _batch: Planned) -> None:
+    def _leave(self, _batch: Chunk) -> None:
         """A pipeline must hand out what it was told to make."""
         self._decoder.outputs(cuda_stream=self._stream())
 
@@ -123,7 +131,6 @@ class Decoder:
     def _decode_alone(self, index: int) -> None:
         """By the decoder alone: no other failure of the pipeline is an image's fault."""
         alone = decode_pipeline(
-            self._config,
             "cpu",
             batch_size=1,
             num_threads=1,
@@ -151,7 +158,7 @@ class Decoder:
 
         They are spent on a blank image here, so that from now on each schedule is one run.
         """
-        size = self._config.size
+        size = self._blank_side
         blank = np.frombuffer(_ppm(np.zeros((size, size, 3), np.uint8)), np.uint8)
         for _ in range(depth):
             self._decoder.feed_input("encoded", [blank])
@@ -168,3 +175,47 @@ def _ppm(image: np.ndarray) -> bytes:
     """[H, W, 3] uint8 as a file that every decoder reads without loss."""
     height, width, _ = image.shape
     return b"P6 %d %d 255\n" % (width, height) + np.ascontiguousarray(image).tobytes()
+
+
+@pipeline_def
+def decode_pipeline(
+    device: str, decode_memory: int = 0, padded_size: int | None = None
+) -> DataNode:
+    """Input "encoded": [bytes] uint8 -> [H, W, 3] uint8.
+
+    decode_memory: MiB that the decoder reserves. padded_size: side of the images, which come
+    reflected at their edges; None: they come as they are.
+    """
+    encoded = fn.external_source(name="encoded", device="cpu", dtype=types.UINT8, ndim=1)
+    memory: dict[str, Any] = {}
+    if decode_memory:
+        padding = decode_memory * 2**20
+        memory["host_memory_padding"] = padding
+        if device == "gpu":
+            memory["device_memory_padding"] = padding
+    images = fn.decoders.image(
+        encoded,
+        device="mixed" if device == "gpu" else "cpu",
+        output_type=types.RGB,
+        # As Pillow, torchvision and TensorFlow decode. The first is for a GPU: there DALI would
+        # enlarge the colors of a JPEG in a simpler way than on a CPU.
+        jpeg_fancy_upsampling=True,
+        adjust_orientation=False,
+        **memory,
+    )
+    return images if padded_size is None else reflect(images, padded_size)
+
+
+def reflect(images: DataNode, size: int) -> DataNode:
+    """[size, size, 3] -> PAD pixels more on each side, mirrored without the edge itself.
+
+    Once for an image, not for each view: DALI's own padding is with a constant.
+    """
+    for axis in (0, 1):
+        sides = [
+            fn.slice(images, start=[start], shape=[PAD], axes=[axis])
+            for start in (1, size - 1 - PAD)
+        ]
+        first, last = (fn.flip(side, vertical=1 - axis, horizontal=axis) for side in sides)
+        images = fn.cat(first, images, last, axis=axis)
+    return images

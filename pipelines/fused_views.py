@@ -8,13 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastaug.config import TrainConfig
 from fastaug.data.image_set import ImageSet
-from fastaug.pipelines.decoder import Planned
-from fastaug.runtime.cores import worker_count
+from fastaug.pipelines.decoder import Chunk
+from fastaug.views.config import ViewConfig
 from fastaug.views.engine import StartedViews, ViewEngine
 from fastaug.views.packed_plan import Pictures
-from fastaug.views.render_spec import render_spec_of
+from fastaug.views.render_spec import RenderSpec
 
 
 class FusedViews:
@@ -24,26 +23,30 @@ class FusedViews:
     """The kernel reflects images itself."""
 
     def __init__(
-        self, engine: ViewEngine, images: ImageSet, config: TrainConfig, device: torch.device
+        self,
+        engine: ViewEngine,
+        images: ImageSet,
+        config: ViewConfig,
+        threads: int,
+        device: torch.device,
     ) -> None:
-        self._engine, self._form = engine, render_spec_of(config)
-        self._threads = max(1, worker_count(config.workers))
+        self._engine, self._spec, self._threads = engine, RenderSpec.of(config), threads
         self._array: Tensor | None = None
         if images.array is not None:  # lives where the views are made
             self._array = torch.from_numpy(np.ascontiguousarray(images.array)).to(device)
             self._array_size = np.array(self._array.shape[1:3], np.int32)
 
-    def start(self, work: tuple[Planned, Any]) -> tuple[Planned, StartedViews]:
+    def start(self, work: tuple[Chunk, Any]) -> tuple[Chunk, StartedViews]:
         """The images: B decoded ones, of DALI; or None for those in memory."""
         batch, images = work
         pictures = self._in_memory(batch.indices) if images is None else _decoded(images)
         kept = self._array if images is None else images
         started = self._engine.start(
-            pictures, batch.plans, self._form, threads=self._threads, kept=kept
+            pictures, batch.plans, self._spec, threads=self._threads, kept=kept
         )
         return batch, started
 
-    def finish(self, started: tuple[Planned, StartedViews]) -> tuple[Planned, Tensor]:
+    def finish(self, started: tuple[Chunk, StartedViews]) -> tuple[Chunk, Tensor]:
         batch, views = started
         return batch, views.finish()
 

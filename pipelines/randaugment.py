@@ -13,7 +13,7 @@ from nvidia.dali.auto_aug.core import select, signed_bin
 from nvidia.dali.auto_aug.rand_augment import get_rand_augment_suite
 from nvidia.dali.data_node import DataNode
 
-from fastaug.config import TrainConfig
+from fastaug.views.config import ViewConfig
 from fastaug.views.plan import ViewPlans
 from fastaug.views.randaugment import DALI_NAMES, MOVES, NAMES, REFERENCE_SIZE, affine
 
@@ -26,7 +26,7 @@ DALI_BINS = 31
 
 
 def randaugment(
-    views: DataNode, choices: DataNode, numbers: DataNode, config: TrainConfig
+    views: DataNode, choices: DataNode, numbers: DataNode, config: ViewConfig
 ) -> DataNode:
     """views: [S, S, 3] uint8, choices: [N] int32, numbers: [N, NUMBERS] float, as from encode."""
     for layer in range(config.randaugment_layers):
@@ -38,7 +38,7 @@ def randaugment(
     return views
 
 
-def encode(plans: ViewPlans, config: TrainConfig) -> tuple[np.ndarray, np.ndarray]:
+def encode(plans: ViewPlans, config: ViewConfig) -> tuple[np.ndarray, np.ndarray]:
     """The plans' operations, as the graph takes them: [B*K, N] int32, [B*K, N, NUMBERS] float32."""
     operations = plans.operations.reshape(-1, config.randaugment_layers)
     arguments = plans.arguments.reshape(*operations.shape, 4)
@@ -179,7 +179,7 @@ def _truncated(levels: DataNode) -> DataNode:
 
 
 def _dali_layer(
-    views: DataNode, choice: DataNode, numbers: DataNode, config: TrainConfig
+    views: DataNode, choice: DataNode, numbers: DataNode, config: ViewConfig
 ) -> DataNode:
     suite = get_rand_augment_suite(use_shape=True, max_translate_rel=100 / REFERENCE_SIZE)
     assert tuple(augmentation.name for augmentation in suite) == DALI_NAMES

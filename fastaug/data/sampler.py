@@ -1,34 +1,19 @@
-"""Which images make up which batch: the part of a loader that does not touch an image."""
+"""Which images make up which batch: from (seed, epoch, rank), and nothing else."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
-from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from fastaug.config import TrainConfig, flag
 from fastaug.data.image_set import ImageSet
-from fastaug.data.retry import BadImagesError, RetryError, quarantine
-from fastaug.errors import CheckpointError, DataError
-from fastaug.views.batch import ViewBatch
+from fastaug.errors import DataError
 from fastaug.views.philox import SUBSTITUTES, TEST_VIEWS, TRAIN_VIEWS, permutation, uniforms
 
-log = logging.getLogger("fastaug")
-
 DRAWS = 16
-"""Substitutes that are drawn for a bad image: the first good one is taken. At --max-bad's 1% the
-second is needed once in a hundred times."""
-
-# What the batches and their views depend on, besides the images.
-_IDENTITY = (
-    *("seed", "views", "size", "augment", "crop", "crop_area", "crop_sampling"),
-    *("interpolation", "antialias"),
-    *("randaugment_policy", "randaugment_layers", "randaugment_magnitude"),
-    *("normalize", "views_dtype", "last_batch"),
-)
+"""Substitutes drawn for a bad image; the first good one is used. At --max-bad's default of 1% the
+second one is needed once in a hundred times."""
 
 
 class BatchKey(NamedTuple):
@@ -42,172 +27,99 @@ class BatchKey(NamedTuple):
     """Batches of the epoch before it, of this rank."""
 
 
-class Schedule:
-    """What every loader is built on. One pass hands out what is left of the current epoch.
+class BatchSampler:
+    """The batches of one rank.
 
-    The order of the images depends on (seed, epoch); a batch of all ranks is a run of it, so the
-    ranks together see what one would see. A training epoch has whole optimizer steps alone, as
-    many on every rank and in every epoch. A bad image is replaced by another one, drawn anew in
-    every epoch: no other image changes its place, so a run whose image has gone bad can go on.
-    An evaluation has every good image once, in order; what has gone bad since it was built is
-    missing from its batch, and no other image changes its place or rank for it.
+    The order of the images depends on (seed, epoch); a batch of all ranks is a run of that order,
+    so all ranks together see what a single one would see. A training epoch has whole optimizer
+    steps only, the same number on every rank and in every epoch. A bad image is replaced by another
+    one, drawn again each epoch: no other image changes its place, so a run with an image that has
+    become unreadable can be resumed. An evaluation has every good image once, in order; images that
+    became unreadable later are missing from their batch, and no other image changes place or rank.
     """
 
     def __init__(
         self,
         images: ImageSet,
-        config: TrainConfig,
         *,
+        seed: int,
         train: bool,
         images_per_batch: int,
+        batches_per_step: int = 1,
+        fill_last: bool = False,
         rank: int = 0,
         ranks: int = 1,
     ) -> None:
-        self.images = images
-        """With the bad ones, those that were found on the way too."""
-        self.config = config
-        self.epoch = 0
-        self.position = 0
-        """Batches of this epoch that were handed out."""
-        self._train = train
-        self._per_batch = images_per_batch
-        self._rank, self._ranks = rank, ranks
-        self._evaluated = self._good()
-        self._length = self._training_length() if train else self._evaluation_length()
-
-    def _training_length(self) -> int:
-        per_step = self._per_batch * self._ranks * self.config.accumulate
-        steps, rest = divmod(len(self.images), per_step)
-        if self.config.last_batch == "fill":
-            steps += rest > 0
-        if steps == 0:
-            raise DataError(
-                f"{self.images.name}: {len(self.images)} images are less than one optimizer step "
-                f"of {per_step} (--batch-size / --views); use a smaller --batch-size, "
-                "or --last-batch fill"
-            )
-        return steps * self.config.accumulate
-
-    def _evaluation_length(self) -> int:
-        """Batches of this rank: a rank may have one less than another."""
-        batches = -(-len(self._evaluated) // self._per_batch)
-        return len(range(self._rank, batches, self._ranks))
+        """fill_last: True if the last step of an epoch is filled with images from its start, False
+        if images that do not fill a step are left out."""
+        self.images_per_batch, self.ranks = images_per_batch, ranks
+        self._seed, self._train, self._rank = seed, train, rank
+        self._evaluated = good_indices(images)
+        if train:
+            per_step = images_per_batch * ranks * batches_per_step
+            steps = _training_steps(images, per_step, fill_last)
+            self._length = steps * batches_per_step
+        else:  # a rank may have one batch less than another
+            batches = -(-len(self._evaluated) // images_per_batch)
+            self._length = len(range(rank, batches, ranks))
 
     def __len__(self) -> int:
         """Batches in an epoch; the same in every epoch."""
         return self._length
 
-    def set_epoch(self, epoch: int) -> None:
-        """Start at the beginning of an epoch."""
-        self.epoch, self.position = epoch, 0
+    def batches(self, images: ImageSet, epoch: int, start: int = 0) -> Iterator[BatchKey]:
+        """The batches of an epoch from position `start` on; none is empty.
 
-    def __iter__(self) -> Iterator[ViewBatch]:
-        """What is left of the epoch. It starts again where it is when something has gone wrong."""
-        epoch = self.epoch
-        stopped_at, times = -1, 0
-        while True:
-            keys = list(self.batches())
-            try:
-                for batch, key in zip(self._pass(keys), keys, strict=True):
-                    self._handed_out(key)
-                    yield batch
-                break
-            except BadImagesError as found:
-                self.quarantine(found)
-            except RetryError as error:
-                times = times + 1 if self.position == stopped_at else 1
-                stopped_at = self.position
-                if times > error.times:
-                    raise DataError(f"{error}, {times} times in a row at the same batch") from error
-                log.warning("%s; the loader starts again with the same batch", error)
-        if self.epoch == epoch:  # the last batches of an evaluation had bad images alone
-            self.set_epoch(epoch + 1)
-
-    def _pass(self, keys: list[BatchKey]) -> Iterator[ViewBatch]:
-        """The batches of the keys, in order; raises BadImagesError or RetryError."""
-        raise NotImplementedError
-
-    def quarantine(self, found: BadImagesError) -> None:
-        """From here on the batches are those of a run that has known of these images before."""
-        self.images = quarantine(self.images, found, self.config.max_bad)
-
-    def batches(self) -> Iterator[BatchKey]:
-        """The batches of this rank that are left in the epoch; none is empty."""
+        images: the set that the sampler was made for, perhaps with more bad images by now.
+        """
         purpose = TRAIN_VIEWS if self._train else TEST_VIEWS
-        epoch, order = self.epoch, self._order()
-        bad = [] if self._train else list(self.images.bad)
-        for position in range(self.position, len(self)):
-            start = (position * self._ranks + self._rank) * self._per_batch
-            indices = order[start : start + self._per_batch]
-            if bad:
-                indices = indices[~np.isin(indices, bad)]
+        order = self._training_order(images, epoch) if self._train else self._evaluated
+        left_out = [] if self._train else list(images.bad)
+        for position in range(start, len(self)):
+            first = (position * self.ranks + self._rank) * self.images_per_batch
+            indices = order[first : first + self.images_per_batch]
+            if left_out:
+                indices = indices[~np.isin(indices, left_out)]
             if len(indices):
                 yield BatchKey(epoch, purpose, indices, position)
 
-    def _good(self) -> np.ndarray:
-        return np.setdiff1d(np.arange(len(self.images)), list(self.images.bad))
+    def _training_order(self, images: ImageSet, epoch: int) -> np.ndarray:
+        """The images in the order in which all ranks together see them in an epoch."""
+        order = permutation(self._seed, epoch, len(images))
+        if images.bad:
+            order = self._substitutes(images, epoch)[order]
+        return np.resize(order, len(self) * self.ranks * self.images_per_batch)
 
-    def _order(self) -> np.ndarray:
-        """The images in the order in which all ranks together see them in this epoch."""
-        if not self._train:
-            return self._evaluated
-        order = permutation(self.config.seed, self.epoch, len(self.images))
-        if self.images.bad:
-            order = self._substitutes()[order]
-        return np.resize(order, len(self) * self._ranks * self._per_batch)
+    def _substitutes(self, images: ImageSet, epoch: int) -> np.ndarray:
+        """[images]: each image itself, or the one that replaces it in this epoch.
 
-    def _substitutes(self) -> np.ndarray:
-        """[images]: each one itself, or what stands for it in this epoch.
-
-        Drawn from all images, good and bad: one that goes bad changes its own place and those
-        that it stood in for, whenever that is found.
+        Drawn from all images, good and bad: an image that becomes unreadable changes its own place
+        and those that it stood in for, whenever that is found.
         """
-        count, bad = len(self.images), np.array(list(self.images.bad))
-        drawn = uniforms(self.config.seed, self.epoch, SUBSTITUTES, bad, 1, DRAWS)[:, 0]
+        count, bad = len(images), np.array(list(images.bad))
+        drawn = uniforms(self._seed, epoch, SUBSTITUTES, bad, 1, DRAWS)[:, 0]
         candidates = (drawn * count).astype(np.int64)
         is_good = ~np.isin(candidates, bad)
         first = candidates[np.arange(len(bad)), is_good.argmax(axis=1)]
-        good = self._good()
-        nearest = good[np.searchsorted(good, candidates[:, -1]) % len(good)]  # where all are bad
+        good = good_indices(images)
+        nearest = good[np.searchsorted(good, candidates[:, -1]) % len(good)]  # if all are bad
         substitutes = np.arange(count)
         substitutes[bad] = np.where(is_good.any(axis=1), first, nearest)
         return substitutes
 
-    def _handed_out(self, key: BatchKey) -> None:
-        """A batch leaves the loader."""
-        self.position = key.position + 1
-        if self.position == len(self):
-            self.set_epoch(self.epoch + 1)
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"epoch": self.epoch, "position": self.position, **self._identity}
+def good_indices(images: ImageSet) -> np.ndarray:
+    """[N] int64: the images that are not bad, in order."""
+    return np.setdiff1d(np.arange(len(images)), list(images.bad))
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue with the very batch that would have come next."""
-        if state.keys() != self.state_dict().keys():
-            raise CheckpointError("the loader's state was written by another version of fastaug")
-        differing = [
-            f"{name} {state[name]} (here: {here})"
-            for name, here in self._identity.items()
-            if state[name] != here
-        ]
-        if differing:
-            advice = ""
-            if state["number of images"] > len(self.images):
-                advice = "; put back what was removed (an empty file is left out, and counts)"
-            raise CheckpointError(
-                "the loader's state belongs to other data or settings; it has "
-                + ", ".join(differing)
-                + advice
-            )
-        self.epoch, self.position = state["epoch"], state["position"]
 
-    @cached_property  # the trainer takes the state after every step
-    def _identity(self) -> dict[str, Any]:
-        settings = self.config.to_dict()
-        return {
-            **{flag(name): settings[name] for name in _IDENTITY},
-            "images per batch over all ranks": self._per_batch * self._ranks,
-            "number of images": len(self.images),
-            "data fingerprint": self.images.fingerprint,
-        }
+def _training_steps(images: ImageSet, per_step: int, fill_last: bool) -> int:
+    steps, rest = divmod(len(images), per_step)
+    if fill_last:
+        steps += rest > 0
+    if steps == 0:
+        raise DataError(
+            f"{images.name}: {len(images)} images are less than one optimizer step of {per_step} "
+            "(--batch-size / --views); use a smaller --batch-size, or --last-batch fill"
+        )
+    return steps

@@ -25,7 +25,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from fastaug.data.array_cache import load_arrays, store_arrays
 from fastaug.data.image_set import ImageSet, Manifest
 from fastaug.data.scan_image import Budget, Look, look
-from fastaug.errors import DataError, printable
+from fastaug.errors import DataError, few, printable
 from fastaug.runtime.cache import cache_dir
 from fastaug.runtime.cores import core_count
 from fastaug.views.plan import MAX_PIXELS
@@ -101,7 +101,7 @@ def scan_images(
             images.name,
             f"{len(bad):,}",
             f"{len(images):,}",
-            _few(images, bad),
+            _first_bad(images, bad),
             listed,
         )
     return replace(images, manifest=found.manifest)
@@ -141,7 +141,7 @@ def check_share(images: ImageSet, found: ScanResult, max_bad: float) -> None:
     allowed = f"--max-bad allows {_percent(max_bad)}" if len(bad) < total else "none is left"
     raise DataError(
         f"{images.name}: {len(bad):,} of {total:,} images are bad ({_percent(len(bad) / total)}), "
-        f"{allowed}; {_few(images, bad)}; python -m fastaug.scan DATA lists them: "
+        f"{allowed}; {_first_bad(images, bad)}; python -m fastaug.scan DATA lists them: "
         "mend them, or raise --max-bad (a run to be resumed needs the files to stay)"
     )
 
@@ -266,9 +266,8 @@ def _list_bad(file: Path, images: ImageSet, bad: Mapping[int, str]) -> Path | No
     return path
 
 
-def _few(images: ImageSet, bad: Mapping[int, str]) -> str:
-    first = [f"{images.where(index)} ({reason})" for index, reason in list(bad.items())[:2]]
-    return ", ".join(first) + (f" and {len(bad) - 2:,} more" if len(bad) > 2 else "")
+def _first_bad(images: ImageSet, bad: Mapping[int, str]) -> str:
+    return few(bad, 2, lambda index: f"{images.where(index)} ({bad[index]})")
 
 
 def _percent(share: float) -> str:

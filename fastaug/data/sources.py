@@ -14,7 +14,7 @@ from fastaug.data.readers.shards import find_shards, open_shards
 from fastaug.data.readers.webdataset import IMAGE_SUFFIXES
 from fastaug.data.shapes import ensure_shapes
 from fastaug.data.split import held_out
-from fastaug.errors import DataError
+from fastaug.errors import DataError, few
 
 Split = Literal["train", "test"]
 
@@ -46,8 +46,8 @@ def check_classes(images: ImageSet, classes: tuple[str, ...], owner: str) -> Non
         return
     extra = sorted(set(images.classes) - set(classes))
     missing = sorted(set(classes) - set(images.classes))
-    parts = [f"only {images.name} has {_few(extra)}"] if extra else []
-    parts += [f"{images.name} lacks {_few(missing)}"] if missing else []
+    parts = [f"only {images.name} has {few(extra)}"] if extra else []
+    parts += [f"{images.name} lacks {few(missing)}"] if missing else []
     raise DataError(
         f"the classes of {owner} and {images.name} differ: {'; '.join(parts) or 'another order'}"
     )
@@ -175,10 +175,5 @@ def _npz_names(path: Path, file: NpzFile, split: Split) -> tuple[str, str, bool]
         return _npz_names(path, file, "train")
     takes = ", ".join("/".join(pair) for side in _ARRAYS.values() for pair in side)
     raise DataError(
-        f"{path}: no arrays of images and labels; it has {_few(file.names)} and "
-        f"needs one of {takes}"
+        f"{path}: no arrays of images and labels; it has {few(file.names)} and needs one of {takes}"
     )
-
-
-def _few(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

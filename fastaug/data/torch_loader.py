@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from fastaug.config import TrainConfig
 from fastaug.data.image_set import ImageSet
+from fastaug.data.loader import ViewLoader
 from fastaug.data.retry import (
     BadImagesError,
     Fault,
@@ -27,27 +27,28 @@ from fastaug.data.retry import (
     check_size,
     read_with_retries,
 )
-from fastaug.data.sampler import BatchKey, Schedule
+from fastaug.data.sampler import BatchKey
 from fastaug.errors import DataError, first_line
 from fastaug.runtime.cores import worker_count
 from fastaug.runtime.trace import named, workers_file, write_to
 from fastaug.views.batch import VIEW_DTYPES, ViewBatch
+from fastaug.views.config import ViewConfig
 from fastaug.views.plan import draw_plans
 from fastaug.views.reference import reference_views
 
 log = logging.getLogger("fastaug")
 
 
-class TorchLoader(Schedule):
+class TorchLoader(ViewLoader):
     """An iterable of ViewBatch in the memory of the host."""
 
     def _pass(self, keys: list[BatchKey]) -> Iterator[ViewBatch]:
         # New workers for every epoch: forking takes 20 ms, and none stay when a pass is broken off.
         batches: DataLoader = DataLoader(
-            _ViewMaker(self.images, self.config),
+            _ViewMaker(self.images, self._view, self._seed),
             sampler=keys,
             batch_size=None,
-            num_workers=worker_count(self.config.workers),
+            num_workers=worker_count(self._data.workers),
             pin_memory=torch.cuda.is_available(),
             worker_init_fn=partial(_start_worker, workers_file()),
             # Its own: a pass must not draw from torch's numbers, which dropout goes on with.
@@ -78,9 +79,8 @@ class _Made(NamedTuple):
 class _ViewMaker(Dataset):
     """Runs in the workers; all that a batch needs comes with its key."""
 
-    def __init__(self, images: ImageSet, config: TrainConfig) -> None:
-        self._images = images
-        self._config = config
+    def __init__(self, images: ImageSet, config: ViewConfig, seed: int) -> None:
+        self._images, self._config, self._seed = images, config, seed
 
     def __getitem__(self, key: BatchKey) -> _Made:
         said: list[str] = []
@@ -107,7 +107,7 @@ class _ViewMaker(Dataset):
         views = torch.empty(shape, dtype=VIEW_DTYPES[config.views_dtype])
         sizes = np.array([image.shape[:2] for image in images])
         try:
-            plans = draw_plans(config, key.epoch, key.purpose, key.indices, sizes)
+            plans = draw_plans(config, self._seed, key.epoch, key.purpose, key.indices, sizes)
         except DataError as error:
             return error
         for place, image in enumerate(images):

@@ -1,1 +1,1 @@
-"""What works on this machine: the checks behind fastaug.doctor."""
+"""Checks of the machine, the installed packages and the kernels: the work of fastaug.doctor."""

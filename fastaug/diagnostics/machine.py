@@ -1,4 +1,4 @@
-"""What the machine has, as facts: each with what to do about it where something is missing."""
+"""Checks of the hardware, the driver, the compiler and the settings of this machine."""
 
 from __future__ import annotations
 
@@ -7,66 +7,50 @@ import platform
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 
+from fastaug.diagnostics.fact import Check, Fact
+from fastaug.errors import describe_error
 from fastaug.runtime.cache import cache_dir
 from fastaug.runtime.cores import core_count
 from fastaug.runtime.device import cpp_compiler
 
-
-@dataclass(frozen=True)
-class Fact:
-    name: str
-    value: str
-    todo: str = ""
-    """What to install or do, in one line; empty where nothing is missed."""
-    failed: bool = False
-    """It is there and should work, and does not."""
-
-
-Probe = Callable[[], Iterator[Fact]]
-
+# Name -> its flag in /proc/cpuinfo.
 _X86 = {"AVX2": "avx2", "FMA": "fma", "F16C": "f16c", "AVX-512": "avx512f"}
 _X86 |= {"bf16": "avx512_bf16", "AMX": "amx_tile"}
 _ARM = {"NEON": "asimd", "SVE": "sve", "fp16": "asimdhp", "bf16": "bf16"}
 _THREAD_SETTINGS = ("OMP_NUM_THREADS", "OMP_PROC_BIND", "MKL_NUM_THREADS", "KMP_AFFINITY")
 
 
-def look(name: str, probe: Probe) -> list[Fact]:
-    """What a probe finds; if it raises, that is one more line."""
-    facts: list[Fact] = []
-    try:
-        facts.extend(probe())
-    except Exception as error:
-        facts.append(Fact(name, f"cannot be found out: {one_line(error)}"))
-    return facts
+def list_devices() -> list[torch.device]:
+    """The CPU and all GPUs that torch can use."""
+    return [torch.device("cpu"), *(torch.device("cuda", index) for index in range(_gpu_count()))]
 
 
-def hardware() -> dict[str, Probe]:
-    """Name -> probe, for the machine and its settings."""
+def _gpu_count() -> int:
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def machine_checks() -> dict[str, Check]:
+    """Checks of the hardware and its settings, by name."""
+    gpus: dict[str, Check] = {f"cuda:{i}": partial(_gpu, i) for i in range(_gpu_count())}
     return {
         "CPU": _cpu,
         "CPU features": _cpu_features,
         "memory": _memory,
-        "GPU": _gpus,
-        "NVIDIA driver": _driver,
+        **(gpus or {"GPU": _missing_gpu}),
+        "NVIDIA driver": lambda: Fact(driver_version() or "none found"),
         "C++ compiler": _compiler,
         "cache folder": _cache_folder,
         "torch threads": _threads,
     }
 
 
-def one_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-
-
 def _cpuinfo() -> dict[str, str]:
-    """Of the first core; empty where there is no /proc/cpuinfo."""
+    """Fields of the first core; empty without /proc/cpuinfo."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -75,81 +59,73 @@ def _cpuinfo() -> dict[str, str]:
     return {name.strip(): value.strip() for name, _, value in pairs}
 
 
-def _cpu() -> Iterator[Fact]:
+def _cpu() -> Fact:
     name = _cpuinfo().get("model name") or platform.processor() or platform.machine()
-    yield Fact("CPU", f"{name}, {core_count()} usable cores of {os.cpu_count()}")
+    return Fact(f"{name}, {core_count()} usable cores of {os.cpu_count()}")
 
 
-def _cpu_features() -> Iterator[Fact]:
+def _cpu_features() -> Fact:
     info = _cpuinfo()
-    known, listed = (_X86, info["flags"]) if "flags" in info else (_ARM, info.get("Features", ""))
-    if not listed:
-        yield Fact("CPU features", "unknown: the system does not say")
-        return
-    there = {name: flag in listed.split() for name, flag in known.items()}
-    lacking = ", ".join(name for name, is_there in there.items() if not is_there)
-    value = ", ".join(name for name, is_there in there.items() if is_there) or "none of those"
-    yield Fact("CPU features", value + (f"; not {lacking}" if lacking else ""))
+    known, flags = (_X86, info["flags"]) if "flags" in info else (_ARM, info.get("Features", ""))
+    if not flags:
+        return Fact("unknown: /proc/cpuinfo does not list them")
+    present = [name for name, flag in known.items() if flag in flags.split()]
+    missing = [name for name in known if name not in present]
+    value = ", ".join(present) or "none of those"
+    return Fact(value + (f"; not {', '.join(missing)}" if missing else ""))
 
 
-def _memory() -> Iterator[Fact]:
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    value = _size(total)
-    limit = Path("/sys/fs/cgroup/memory.max")  # a container's own
+def _memory() -> Fact:
+    value = _size(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    limit = Path("/sys/fs/cgroup/memory.max")  # of a container
     if limit.is_file() and (most := limit.read_text().strip()).isdigit():
-        value += f", of which this container may take {_size(int(most))}"
-    yield Fact("memory", value)
+        value += f", of which this container may use {_size(int(most))}"
+    return Fact(value)
 
 
-def _gpus() -> Iterator[Fact]:
-    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
-        gpu = torch.cuda.get_device_properties(index)
-        capability = f"compute capability {gpu.major}.{gpu.minor}"
-        yield Fact(f"cuda:{index}", f"{gpu.name}, {_size(gpu.total_memory)}, {capability}")
-    if not torch.cuda.is_available():
-        yield _why_no_gpu()
+def _gpu(index: int) -> Fact:
+    gpu = torch.cuda.get_device_properties(index)
+    capability = f"compute capability {gpu.major}.{gpu.minor}"
+    return Fact(f"{gpu.name}, {_size(gpu.total_memory)}, {capability}")
 
 
-def _why_no_gpu() -> Fact:
-    """No GPU is no fault; one that is there and that torch cannot use is."""
+def _missing_gpu() -> Fact:
+    """Why torch has no GPU. A GPU that is present and that torch cannot use is a failure."""
     driver = driver_version()
     if driver is None and not _has_nvidia_card():
-        return Fact("GPU", "none found (nvidia-smi lists one once its driver is installed)")
+        return Fact("none found (nvidia-smi lists one once its driver is installed)")
     if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
-        return Fact("GPU", "hidden by CUDA_VISIBLE_DEVICES")
+        return Fact("hidden by CUDA_VISIBLE_DEVICES")
     if torch.version.cuda is None:
-        todo = "install a torch with CUDA (pip install torch): this one is for the CPU alone"
-        return Fact("GPU", "there is one, and torch is built for the CPU alone", todo)
+        todo = "install a torch with CUDA (pip install torch): this one is built for CPU only"
+        return Fact("found one, but torch is built for CPU only", todo)
     if driver is None:
         todo = "install NVIDIA's driver, until nvidia-smi lists the GPU"
-        return Fact("GPU", "there is one, and no driver for it", todo)
+        return Fact("found one, but no driver for it", todo)
     try:
         torch.cuda.init()
-        reason = "torch does not say why"
+        reason = "torch gives no reason"
     except Exception as error:
-        reason = one_line(error)
+        reason = describe_error(error)
     todo = f"install a driver for CUDA {torch.version.cuda}, or a torch for an older CUDA"
-    return Fact("GPU", f"torch cannot use it: {reason}", todo, failed=True)
-
-
-def _driver() -> Iterator[Fact]:
-    yield Fact("NVIDIA driver", driver_version() or "none found")
+    return Fact(f"torch cannot use it: {reason}", todo, failed=True)
 
 
 def driver_version() -> str | None:
-    """From nvidia-smi, or from the driver's own file."""
+    """NVIDIA's driver, from nvidia-smi or /proc/driver/nvidia."""
     if smi := shutil.which("nvidia-smi"):
         query = [smi, "--query-gpu=driver_version", "--format=csv,noheader"]
         done = subprocess.run(query, capture_output=True, text=True, timeout=30)
         if done.returncode == 0 and done.stdout.strip():
             return done.stdout.split()[0]
-    own = Path("/proc/driver/nvidia/version")
-    found = re.search(r"Kernel Module.*?(\d+\.[\d.]+)", own.read_text()) if own.is_file() else None
+    file = Path("/proc/driver/nvidia/version")
+    text = file.read_text() if file.is_file() else ""
+    found = re.search(r"Kernel Module.*?(\d+\.[\d.]+)", text)
     return found[1] if found else None
 
 
 def _has_nvidia_card() -> bool:
-    """By the PCI bus: a display or compute device of NVIDIA, with a driver or without."""
+    """Whether the PCI bus has a display or compute device of NVIDIA, with a driver or without."""
     return any(
         (device / "vendor").read_text().strip() == "0x10de"
         and (device / "class").read_text().startswith("0x03")
@@ -157,40 +133,38 @@ def _has_nvidia_card() -> bool:
     )
 
 
-def _compiler() -> Iterator[Fact]:
+def _compiler() -> Fact:
     if (compiler := cpp_compiler()) is None:
         todo = "install g++ or clang++: the native kernel and --compile need it"
-        yield Fact("C++ compiler", "none found", todo)
-        return
+        return Fact("none found", todo)
     done = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=30)
     if done.returncode == 0 and done.stdout:
-        yield Fact("C++ compiler", f"{compiler}, {done.stdout.splitlines()[0]}")
-    else:
-        todo = f"install g++ or clang++, or set CXX to one that works: {compiler} does not"
-        value = f"{compiler} does not say its version (exit code {done.returncode})"
-        yield Fact("C++ compiler", value, todo, failed=True)
+        return Fact(f"{compiler}, {done.stdout.splitlines()[0]}")
+    todo = f"install g++ or clang++, or set CXX to one that works: {compiler} does not"
+    value = f"{compiler} does not print its version (exit code {done.returncode})"
+    return Fact(value, todo, failed=True)
 
 
-def _cache_folder() -> Iterator[Fact]:
+def _cache_folder() -> Fact:
     folder = cache_dir()
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    value = f"{folder}, {_size(size)}"
     if existing.is_dir() and os.access(existing, os.W_OK | os.X_OK):
-        yield Fact("cache folder", f"{folder}, {_size(size)}")
-    else:
-        todo = (
-            "set FASTAUG_CACHE to a folder that can be written: without one, each run compiles the "
-            "kernels and looks at the images anew"
-        )
-        yield Fact("cache folder", f"{folder}, {_size(size)}, cannot be written", todo)
+        return Fact(value)
+    todo = (
+        "set FASTAUG_CACHE to a writable folder: without one, each run compiles the kernels and "
+        "scans the images again"
+    )
+    return Fact(f"{value}, cannot be written", todo)
 
 
-def _threads() -> Iterator[Fact]:
+def _threads() -> Fact:
     threads, cores = torch.get_num_threads(), core_count()
-    there = [f"{name}={os.environ[name]}" for name in _THREAD_SETTINGS if name in os.environ]
-    value = f"{threads}; {', '.join(there) or 'OMP_NUM_THREADS is not set'}"
+    settings = [f"{name}={os.environ[name]}" for name in _THREAD_SETTINGS if name in os.environ]
+    value = f"{threads}; {', '.join(settings) or 'OMP_NUM_THREADS is not set'}"
     todo = f"set OMP_NUM_THREADS={cores}: torch has {threads} threads for {cores} usable cores"
-    yield Fact("torch threads", value, todo if threads > cores else "")
+    return Fact(value, todo if threads > cores else "")
 
 
 def _size(count: float) -> str:

@@ -1,4 +1,4 @@
-"""The learner: the network and all that a step changes with it, and what a step does."""
+"""The learner: the network, its optimizer, and what one training step does to them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from torch.optim.swa_utils import AveragedModel
 from fastaug.config import TrainConfig
 from fastaug.engine.optim import build_optimizer
 from fastaug.kernels.objective import ObjectiveTerms, objective
-from fastaug.models import build_configured_model, synchronize_batch_norm
+from fastaug.models.build import build_configured_model
+from fastaug.models.sync_norm import synchronize_batch_norm
 from fastaug.runtime.device import autocast
 from fastaug.runtime.distributed import Group
 from fastaug.runtime.trace import named
@@ -26,9 +27,9 @@ from fastaug.views.batch import ViewBatch
 class Learner:
     """Views in, better weights out. It knows neither data nor epochs.
 
-    After every step all ranks have the same weights and the same state. A step whose loss or
-    gradient is no number changes nothing of it but the scale of fp16. That is decided on the
-    device: a host that asked after every step would leave the device without work meanwhile.
+    After every step all ranks have the same weights and state. A step with a non-finite loss or
+    gradient changes nothing but the fp16 loss scale. The device decides that by itself: a host sync
+    after every step would leave it idle.
     """
 
     def __init__(
@@ -37,15 +38,15 @@ class Learner:
         self.config = config
         self.device = device
         self.group = group or Group()
-        self.model = build_configured_model(config, classes).to(device)
-        if config.batch_norm == "sync":
-            synchronize_batch_norm(self.model, config.model, self.group)
+        self.model = build_configured_model(config.model, classes, config.view.size).to(device)
+        if config.model.batch_norm == "sync":
+            synchronize_batch_norm(self.model, config.model.model, self.group)
         self._ranks = _over_ranks(self.model, device) if self.group.ranks > 1 else None
         network = self._ranks or self.model
-        self.network = torch.compile(network) if config.compile else network
-        self.optimizer = build_optimizer(self.model, config)
-        self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
-        self.ema = AveragedModel(self.model, device, use_buffers=True) if config.ema else None
+        self.network = torch.compile(network) if config.run.compile else network
+        self.optimizer = build_optimizer(self.model, config.optim)
+        self.scaler = torch.amp.GradScaler(device.type, enabled=config.run.precision == "fp16")
+        self.ema = AveragedModel(self.model, device, use_buffers=True) if config.optim.ema else None
         self._buffers = list(self.model.buffers())
         self._buffers_before: list[Tensor] = []
 
@@ -54,11 +55,11 @@ class Learner:
         return self.model if self.ema is None else self.ema.module
 
     def start_step(self, step: int) -> None:
-        """Before the parts of a step: dropout's numbers follow from (seed, step, rank), so a run
-        that is resumed draws what it would have drawn."""
-        address = f"{self.config.seed} {step} {self.group.rank}".encode()
+        """Call before the parts of a step: dropout is seeded by (seed, step, rank), so a resumed
+        run draws the same numbers."""
+        address = f"{self.config.run.seed} {step} {self.group.rank}".encode()
         seed = int.from_bytes(hashlib.sha256(address).digest()[:8], "little")
-        # Of this device alone: torch.manual_seed asks every kind of accelerator, 1 ms each time.
+        # Only this device: torch.manual_seed visits every kind of accelerator, 1 ms each time.
         torch.default_generator.manual_seed(seed)
         if self.device.type == "cuda":
             with torch.cuda.device(self.device):
@@ -68,88 +69,88 @@ class Learner:
     def backward(
         self, batch: ViewBatch, share: float = 1.0, *, last: bool = True
     ) -> ObjectiveTerms:
-        """Add the gradient of a part of a step, whose share of the step it is.
+        """Add the gradient of one part of a step, weighted by its share of the step.
 
-        last: of the step's parts; only then do the ranks add up their gradients.
+        last: True for the last part of the step; only then do the ranks reduce their gradients.
         """
         config = self.config
         with nullcontext() if last or self._ranks is None else self._ranks.no_sync():
-            with named("forward"), autocast(self.device, config.precision):
+            with named("forward"), autocast(self.device, config.run.precision):
                 logits = self.network(batch.flat)
             with named("objective"):
                 terms = objective(
                     logits.float().unflatten(0, batch.views.shape[:2]),
                     batch.labels,
-                    average=config.average,
-                    kl_weight=config.kl_weight,
-                    label_smoothing=config.label_smoothing,
-                    kernel=config.kernel,
+                    average=config.loss.average,
+                    kl_weight=config.loss.kl_weight,
+                    label_smoothing=config.loss.label_smoothing,
+                    kernel=config.loss.kernel,
                 )
             with named("backward"):
-                # A loss that is no number may have a gradient that is. This makes it none, and the
-                # sum over the ranks carries it to all of them.
-                sound = terms.loss.detach().isfinite()
-                self.scaler.scale(terms.loss * torch.where(sound, share, math.nan)).backward()
+                # A non-finite loss may have a finite gradient. NaN as its weight makes the gradient
+                # NaN, and the sum over the ranks carries that to all of them.
+                is_finite = terms.loss.detach().isfinite()
+                self.scaler.scale(terms.loss * torch.where(is_finite, share, math.nan)).backward()
         return ObjectiveTerms(terms.loss.detach(), terms.nll, terms.kl)
 
     def update(self, rate: float) -> Tensor:
-        """Change the weights by the gradient so far, which is then gone.
+        """Update the weights by the accumulated gradient, and clear it.
 
-        Returns whether the step was skipped instead: [] bool on the device.
+        Returns True if the step was skipped: [] bool on the device.
         """
         with named("optimizer"):
             for group in self.optimizer.param_groups:
                 group["lr"] = rate
             self.scaler.unscale_(self.optimizer)
-            bad = self._has_bad_gradient()
-            self._step_unless(bad)
+            skip = self._has_nonfinite_gradient()
+            self._step_unless(skip)
             self.scaler.update()
             self.optimizer.zero_grad(set_to_none=True)
-            self._mend_buffers(bad)
+            self._settle_buffers(skip)
             if self.ema is not None:
                 with named("ema"):
-                    self._move_average(self.ema, ~bad)
-        return bad
+                    self._move_average(self.ema, ~skip)
+        return skip
 
     def abandon_step(self) -> None:
-        """A step that broke off between start_step and update has never been."""
+        """Undo a step that was interrupted between start_step and update."""
         self._restore_buffers(torch.ones((), dtype=torch.bool, device=self.device))
 
-    def _has_bad_gradient(self) -> Tensor:
+    def _has_nonfinite_gradient(self) -> Tensor:
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         return ~torch.stack(torch._foreach_norm(gradients, math.inf)).isfinite().all()
 
-    def _step_unless(self, bad: Tensor) -> None:
+    def _step_unless(self, skip: Tensor) -> None:
         if self.scaler.is_enabled():
             self.scaler.step(self.optimizer)
         elif getattr(self.optimizer, "_step_supports_amp_scaling", False):
-            # torch's fused optimizers look at this on the device, as they do for a GradScaler.
-            self.optimizer.found_inf = bad.float()  # type: ignore[attr-defined]
+            # torch's fused optimizers read this on the device, as they do for a GradScaler.
+            self.optimizer.found_inf = skip.float()  # type: ignore[attr-defined]
             self.optimizer.step()
-        elif not bad.item():  # apex
+        elif not skip.item():  # apex
             self.optimizer.step()
 
-    def _mend_buffers(self, bad: Tensor) -> None:
-        """Batch norm's running means: as before a bad step, and the mean of the ranks' own after a
-        good one. They are linear in the batches, so that is what all ranks together have seen."""
-        self._restore_buffers(bad)
+    def _settle_buffers(self, skip: Tensor) -> None:
+        """Batch norm's running statistics: restored after a skipped step, else averaged over the
+        ranks. They are linear in the batches, so the average is that of the whole batch."""
+        self._restore_buffers(skip)
         means = [buffer for buffer in self._buffers if buffer.is_floating_point()]
         if self.group.ranks > 1 and means:
             together = self.group.mean_(torch.cat([buffer.flatten() for buffer in means]))
             for buffer, part in zip(means, together.split([b.numel() for b in means]), strict=True):
                 buffer.copy_(part.view_as(buffer))
 
-    def _restore_buffers(self, bad: Tensor) -> None:
+    def _restore_buffers(self, skip: Tensor) -> None:
         if self._buffers_before:
             for buffer, before in zip(self._buffers, self._buffers_before, strict=True):
-                buffer.copy_(torch.where(bad, before, buffer))
+                buffer.copy_(torch.where(skip, before, buffer))
             self._buffers_before = []
 
     @torch.no_grad()
     def _move_average(self, ema: AveragedModel, good: Tensor) -> None:
-        """Towards the weights and buffers after a good step; onto them after the first. torch's own
-        way to do it would have to ask the device."""
-        weight = good * torch.where(ema.n_averaged == 0, 1.0, 1 - self.config.ema)
+        """Move the average towards the weights and buffers; after the first step, onto them.
+        torch's own update would need a host sync."""
+        weight = good * torch.where(ema.n_averaged == 0, 1.0, 1 - self.config.optim.ema)
         ema.n_averaged += good
         averages = [*ema.module.parameters(), *ema.module.buffers()]
         values = [*self.model.parameters(), *self.model.buffers()]
@@ -171,7 +172,7 @@ class Learner:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """From a state_dict, or from a checkpoint that holds one among others."""
+        """Load from a state_dict, or from a checkpoint that contains one."""
         self.model.load_state_dict(state["model"])
         if self.ema is not None:
             self.ema.load_state_dict(state["ema"])
@@ -180,9 +181,9 @@ class Learner:
 
 
 def _over_ranks(model: nn.Module, device: torch.device) -> DistributedDataParallel:
-    """The model with its gradients averaged over the ranks; its buffers are left to the learner."""
+    """The model with gradients averaged over the ranks; the learner handles its buffers."""
     known = inspect.signature(DistributedDataParallel).parameters
-    # The name that torch has for it since 2.14, and the one before.
+    # Renamed in torch 2.14.
     buffers = next(n for n in ("forward_sync_buffers", "broadcast_buffers") if n in known)
     settings: dict[str, Any] = {"gradient_as_bucket_view": True, buffers: False}
     if device.type == "cuda":

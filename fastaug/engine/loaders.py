@@ -2,62 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from fastaug.config import TrainConfig
+from fastaug.data.config import DataConfig
 from fastaug.data.image_set import ImageSet
+from fastaug.data.loader import ViewLoader
 from fastaug.data.scan import scan_images
 from fastaug.data.sources import open_split
 from fastaug.data.split import split_training
 from fastaug.data.torch_loader import TorchLoader
 from fastaug.errors import ConfigError
 from fastaug.runtime.device import resolve_device
-from fastaug.views.batch import ViewBatch
+from fastaug.views.config import ViewConfig
 from fastaug.views.plan import check_padded_sizes
 
 
-class Loader(Protocol):
-    """What every loader is. Iterating hands out what is left of the current epoch."""
-
-    epoch: int
-    position: int
-    images: ImageSet
-    """With those that have gone bad meanwhile."""
-
-    def __len__(self) -> int: ...
-    def __iter__(self) -> Iterator[ViewBatch]: ...
-    def set_epoch(self, epoch: int) -> None: ...
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
-
-
-def scan_configured(config: TrainConfig, images: ImageSet) -> ImageSet:
-    """The images with their manifest; bad ones are quarantined as the config says."""
+def scan_configured(config: DataConfig, images: ImageSet) -> ImageSet:
+    """The images with their manifest; bad ones are quarantined as the settings say."""
     return scan_images(
         images, full=config.scan == "full", max_bad=config.max_bad, workers=config.workers
     )
 
 
-def training_images(config: TrainConfig, images: ImageSet) -> tuple[ImageSet, ImageSet | None]:
-    """Of a training set: those that the config trains on, and those that it holds out."""
+def training_images(config: DataConfig, images: ImageSet) -> tuple[ImageSet, ImageSet | None]:
+    """The images of a training set that are trained on, and those that are held out."""
     return split_training(images, validation=config.validation, train_images=config.train_images)
 
 
 def build_loader(
     config: TrainConfig, images: ImageSet | None = None, *, rank: int = 0, ranks: int = 1
-) -> Loader:
+) -> ViewLoader:
     """The training batches of a config: of its data, or of images that are already open."""
     if images is None:
-        images, _ = training_images(config, open_split(config.data, "train"))
+        images, _ = training_images(config.data, open_split(config.data.data, "train"))
     return _loader(
         config,
+        config.view,
         images,
         train=True,
         images_per_batch=config.images_per_part(ranks),
+        batches_per_step=config.optim.accumulate,
         rank=rank,
         ranks=ranks,
     )
@@ -71,18 +59,19 @@ def build_evaluation_loader(
     batch_size: int,
     rank: int = 0,
     ranks: int = 1,
-) -> Loader:
+) -> ViewLoader:
     """Every good image once, in order: its central crop (views = 0), or that many training views.
 
     A model that was trained without augmentation is measured on crops and flips, as in the paper.
     """
     if views == 0:
-        policy = replace(config, views=1, augment="none", accumulate=1, batch_size=1)
+        view = replace(config.view, views=1, augment="none")
     else:
-        augment = "crop-flip" if config.augment == "none" else config.augment
-        policy = replace(config, views=views, augment=augment, accumulate=1, batch_size=views)
+        augment = "crop-flip" if config.view.augment == "none" else config.view.augment
+        view = replace(config.view, views=views, augment=augment)
     return _loader(
-        policy,
+        config,
+        view,
         images,
         train=False,
         images_per_batch=max(1, batch_size // max(1, views)),
@@ -91,14 +80,15 @@ def build_evaluation_loader(
     )
 
 
-def _loader(config: TrainConfig, images: ImageSet, **schedule: Any) -> Loader:
+def _loader(config: TrainConfig, view: ViewConfig, images: ImageSet, **sampling: Any) -> ViewLoader:
     if images.manifest is None:
-        images = scan_configured(config, images)
-    if config.crop == "pad" and images.manifest is not None:
+        images = scan_configured(config.data, images)
+    if view.crop == "pad" and images.manifest is not None:
         sizes = np.delete(images.manifest.sizes, list(images.bad), axis=0)
-        check_padded_sizes(sizes, config.size)
-    if config.loader == "torch":
-        return TorchLoader(images, config, **schedule)
+        check_padded_sizes(sizes, view.size)
+    settings = (images, config.data, view)
+    if config.data.loader == "torch":
+        return TorchLoader(*settings, seed=config.run.seed, **sampling)
     try:
         from fastaug.pipelines.loader import DaliLoader
     except ImportError as error:
@@ -106,4 +96,5 @@ def _loader(config: TrainConfig, images: ImageSet, **schedule: Any) -> Loader:
             f"--loader dali: NVIDIA DALI cannot be imported here ({error}); "
             "pip install nvidia-dali-cuda120 (Linux), or use --loader torch"
         ) from error
-    return DaliLoader(images, config, device=resolve_device(config.device), **schedule)
+    device = resolve_device(config.run.device)
+    return DaliLoader(*settings, seed=config.run.seed, device=device, **sampling)

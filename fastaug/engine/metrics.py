@@ -1,31 +1,151 @@
-"""Metrics of a run: means of the loss terms, and throughput."""
+"""Metrics: what an evaluation measures, means of the training loss, and throughput."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from fastaug.kernels.contract import Kernel
+from fastaug.kernels.objective import ObjectiveTerms, pairwise_kl
 from fastaug.runtime.distributed import Group
+
+# --- evaluation ---
+
+
+class Predictions:
+    """The network's outputs for a batch: logits [B, K, C] and labels [B]."""
+
+    def __init__(self, logits: Tensor, labels: Tensor, kernel: str | Kernel = "auto") -> None:
+        self.logits, self.labels, self.kernel = logits, labels, kernel
+
+    @cached_property
+    def probabilities(self) -> Tensor:
+        """[B, K, C]."""
+        return self.logits.softmax(-1)
+
+    def is_in_top(self, k: int, scores: Tensor) -> Tensor:
+        """[B] bool: True if the label is among the k best of the scores [B, C]."""
+        ranked = scores.topk(min(k, scores.shape[1])).indices == self.labels[:, None]
+        return ranked.any(1)
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric of an evaluation: the mean over all images of what `compute` gives for each."""
+
+    name: str
+    """In metrics.jsonl and summary.json."""
+    compute: Callable[[Predictions], Tensor]
+    """-> [B]."""
+    label: str = ""
+    """In tables, with {views} for their number; metrics of one label share a row, and those
+    without are not shown."""
+    views: int = 0
+    """Views of an image that it takes at least; 0: it is computed on the central crop."""
+    unit: Literal["percent", "nats"] = "percent"
+    digits: int = 1
+
+    def text(self, value: float) -> str:
+        """A value as tables show it."""
+        if self.unit == "percent":
+            return f"{100 * value:.{self.digits}f}%"
+        return f"{value:.{self.digits}f} nats"
+
+
+def _top_k(predictions: Predictions, k: int) -> Tensor:
+    return predictions.is_in_top(k, predictions.logits[:, 0])
+
+
+def _nll(predictions: Predictions) -> Tensor:
+    logits, labels = predictions.logits[:, 0], predictions.labels
+    return nn.functional.cross_entropy(logits, labels, reduction="none")
+
+
+def _tta_top_k(predictions: Predictions, k: int, first: int | None = None) -> Tensor:
+    """By the mean probability over the views, or over the first few of them.
+
+    View k is the same however many there are: the first ones are those of a smaller --tta.
+    """
+    return predictions.is_in_top(k, predictions.probabilities[:, :first].mean(1))
+
+
+def _tta_logits_top_k(predictions: Predictions, k: int) -> Tensor:
+    return predictions.is_in_top(k, predictions.logits.mean(1))
+
+
+def _invariance(predictions: Predictions) -> Tensor:
+    """The mean pairwise KL between the views of an image."""
+    return pairwise_kl(predictions.logits, kernel=predictions.kernel)
+
+
+_CENTRAL = "central crop, top-1 / top-5"
+_PROBABILITIES, _LOGITS = "{views} views, averaged probabilities", "{views} views, averaged logits"
+_KL = "invariance (pairwise KL of {views} views)"
+METRICS = (
+    Metric("top1", partial(_top_k, k=1), _CENTRAL),
+    Metric("top5", partial(_top_k, k=5), _CENTRAL),
+    Metric("nll", _nll, "central crop, nll", unit="nats", digits=3),
+    Metric("tta_top1", partial(_tta_top_k, k=1), _PROBABILITIES, views=1),
+    Metric("tta_top5", partial(_tta_top_k, k=5), _PROBABILITIES, views=1),
+    Metric("tta_logits_top1", partial(_tta_logits_top_k, k=1), _LOGITS, views=1),
+    Metric("tta_logits_top5", partial(_tta_logits_top_k, k=5), _LOGITS, views=1),
+    Metric("invariance", _invariance, _KL, views=2, unit="nats", digits=4),
+)
+"""All metrics, in the order in which tables show them; metrics_for adds tta_top1_at_N."""
+
+
+def metrics_for(views: int) -> tuple[Metric, ...]:
+    """The metrics of a pass with this many views; 0: of the pass over the central crops.
+
+    tta_top1_at_N is the accuracy over the first N = 1, 2, 4, ... views, for the paper's figure of
+    the test-time multiplicity.
+    """
+    if views == 0:
+        return tuple(metric for metric in METRICS if metric.views == 0)
+    own = tuple(metric for metric in METRICS if 1 <= metric.views <= views)
+    fewer = (
+        Metric(f"tta_top1_at_{n}", partial(_tta_top_k, k=1, first=n), views=n)
+        for n in powers_of_two(views)
+    )
+    return (*own, *fewer)
+
+
+def powers_of_two(most: int) -> list[int]:
+    """1, 2, 4, ... up to and including `most`."""
+    return [1 << power for power in range(most.bit_length())]
+
+
+def metric_rows(values: Mapping[str, float], views: int) -> list[tuple[str, str]]:
+    """(label, text) of the metrics that there are values for, as rows of a table."""
+    rows: dict[str, list[str]] = {}
+    for metric in METRICS:
+        if metric.label and metric.name in values:
+            label = metric.label.format(views=views)
+            rows.setdefault(label, []).append(metric.text(values[metric.name]))
+    return [(label, " / ".join(texts)) for label, texts in rows.items()]
+
+
+# --- training ---
 
 
 class Meter:
     """Means of the loss and its terms over the steps since they were last read.
 
-    They are summed on the device, so that a step needs no host sync. Parts whose loss is no number
+    They are summed on the device, so that a step needs no host sync. Parts with a non-finite loss
     do not count.
     """
 
-    NAMES = ("loss", "nll", "kl")
-
     def __init__(self, device: torch.device) -> None:
         # The sums of the terms, and of the weights behind them.
-        self._step, self._sums = torch.zeros(2, len(self.NAMES) + 1, device=device)
+        self._step, self._sums = torch.zeros(2, len(ObjectiveTerms._fields) + 1, device=device)
 
     def add(self, loss: Tensor, nll: Tensor, kl: Tensor, weight: float) -> None:
         """The terms of a part of a step, and its share of the step."""
@@ -39,13 +159,13 @@ class Meter:
         self._step.zero_()
 
     def means(self) -> dict[str, float]:
-        """The means so far; nan if nothing counts. Waits for the device."""
+        """The means so far; nan if there are none. Waits for the device."""
         *sums, weight = self._sums.tolist()
         means = [value / weight if weight else math.nan for value in sums]
-        return dict(zip(self.NAMES, means, strict=True))
+        return dict(zip(ObjectiveTerms._fields, means, strict=True))
 
     def read(self) -> dict[str, float]:
-        """The means so far; then starts anew."""
+        """The means so far; then start over."""
         means = self.means()
         self._sums.zero_()
         return means
@@ -58,13 +178,14 @@ class Meter:
 
 
 class Speedometer:
-    """Images and views per second of training, without the evaluations between the epochs; and the
-    share of the time, 0 to 1, that it waited for the loader."""
+    """Images and views per second of training, without the evaluations between the epochs, and the
+    share of the time, 0 to 1, spent waiting for the loader."""
 
     def __init__(self, batch_size: int, views: int) -> None:
         self._batch_size, self._views = batch_size, views
         self._seconds = self._waited = 0.0
         self._steps = 0
+        self.start(0)
 
     def start(self, step: int) -> None:
         self._since, self._since_step = time.perf_counter(), step

@@ -1,7 +1,7 @@
-"""Steps whose loss or gradient is no number: skipped, counted, named; too many end the run.
+"""Steps with a non-finite loss or gradient: skipped, counted, logged; too many end the run.
 
-The learner skips them on the device, without the host's knowledge. Here the host learns of a step
-when the next one is under way, so that it never waits for the device.
+The learner skips them on the device. The host reads the outcome of a step when the next one is
+under way, so that it never waits for the device.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fastaug.errors import NonFiniteError
+from fastaug.errors import NonFiniteError, few
 from fastaug.kernels.objective import ObjectiveTerms
 from fastaug.runtime.distributed import Group
 from fastaug.views.batch import ViewBatch
@@ -20,29 +20,29 @@ from fastaug.views.batch import ViewBatch
 Part = tuple[ViewBatch, ObjectiveTerms]
 
 KEPT_IMAGES = 256
-"""Images of a bad batch that are kept for inspection, over all ranks."""
+"""Images of a skipped batch that are kept for inspection, over all ranks."""
 
 
 class NonFiniteStep(NamedTuple):
-    """What is known of a step that was skipped, over all ranks."""
+    """A step that was skipped, over all ranks."""
 
     step: int
     """Its number, from 1."""
     images: list[int]
-    """All of the step."""
+    """All images of the step."""
     culprits: list[int]
-    """Those whose own loss is no number; none if it is the gradient alone."""
+    """Images whose own loss is non-finite; none if only the gradient is."""
 
     def reason(self, where: Callable[[int], str]) -> str:
-        """where: what is known of an image by its number."""
+        """where: the file of an image, by its index."""
         if self.culprits:
             first = where(self.culprits[0])
-            return f"the loss of image {_few(self.culprits)} is no number (the first is {first})"
-        return f"a gradient is no number, of the images {_few(self.images)}"
+            return f"non-finite loss of image {few(self.culprits, 8)} (the first is {first})"
+        return f"non-finite gradient, of the images {few(self.images, 8)}"
 
 
 class NonFiniteGuard:
-    """Told of every step by every rank; each rank comes to the same conclusion."""
+    """Every rank passes every step; each rank comes to the same conclusion."""
 
     def __init__(
         self,
@@ -50,13 +50,13 @@ class NonFiniteGuard:
         group: Group,
         *,
         where: Callable[[int], str],
-        tell: Callable[[NonFiniteStep], None],
-        keep: Callable[[dict[str, Any]], str],
+        report: Callable[[NonFiniteStep], None],
+        keep: Callable[[dict[str, Any]], object],
     ) -> None:
-        """where: as in NonFiniteStep.reason; tell: called for each step; keep: writes the first
-        bad batch, returns its file."""
+        """where: the file of an image, by its index; report: called for each skipped step; keep:
+        writes the first skipped batch and returns its file."""
         self._limit, self._group = limit, group
-        self._where, self._tell, self._keep = where, tell, keep
+        self._where, self._report, self._keep = where, report, keep
         self._count = 0
         self._in_a_row: list[NonFiniteStep] = []
         self._first: dict[str, Any] = {}
@@ -65,7 +65,7 @@ class NonFiniteGuard:
 
     @property
     def count(self) -> int:
-        """Steps skipped so far, with the last one."""
+        """Steps skipped so far, including the last one."""
         return self._count + (self._pending is not None and self._is_bad())
 
     @count.setter
@@ -73,8 +73,8 @@ class NonFiniteGuard:
         self._count = value
 
     def add(self, step: int, bad: Tensor, parts: list[Part]) -> None:
-        """A step, numbered from 1, whether it was bad, and what it was made of on this rank; the
-        one before has been looked at."""
+        """Add a step, numbered from 1: whether it was skipped, and its parts on this rank. The step
+        before has been checked."""
         # Copied now and read a step later: by then the device has long been there.
         event = None
         if bad.is_cuda:
@@ -83,8 +83,8 @@ class NonFiniteGuard:
             event.record()
         self._pending = step, bad, event, parts
 
-    def look(self) -> None:
-        """At the step that was added last; all ranks together."""
+    def check(self) -> None:
+        """Read the outcome of the step that was added last; all ranks together."""
         if self._pending is None:
             return
         is_bad, (step, _, _, parts) = self._is_bad(), self._pending
@@ -100,7 +100,7 @@ class NonFiniteGuard:
         if not self._in_a_row:
             self._first = own
         self._in_a_row.append(found)
-        self._tell(found)
+        self._report(found)
         if len(self._in_a_row) >= self._limit:
             raise self._error()
 
@@ -119,9 +119,9 @@ class NonFiniteGuard:
         file = self._keep({"step": first.step, **kept})
         return NonFiniteError(
             f"{count} steps in a row were skipped (--max-bad-steps), from step {first.step:,} on: "
-            f"{first.reason(self._where)}; that batch is in {file}: mend the images and --resume, "
-            "which goes on with the weights before that step, or start anew with a lower --lr (or "
-            "--precision fp32, if it was another)"
+            f"{first.reason(self._where)}; that batch is in {file}: fix the images and --resume, "
+            "which continues with the weights before that step, or start again with a lower --lr "
+            "(or --precision fp32, if it was another)"
         )
 
 
@@ -141,8 +141,3 @@ def _describe(parts: list[Part]) -> dict[str, Tensor]:
         "nll": nll[order],
         "kl": kl[order],
     }
-
-
-def _few(numbers: list[int]) -> str:
-    more = f" and {len(numbers) - 8} more" if len(numbers) > 8 else ""
-    return ", ".join(map(str, numbers[:8])) + more

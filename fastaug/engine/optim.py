@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fastaug.config import TrainConfig
+from fastaug.engine.config import OptimConfig
 from fastaug.errors import ConfigError
 
 
@@ -30,7 +30,7 @@ def decay_groups(model: nn.Module, weight_decay: float) -> list[dict]:
     ]
 
 
-def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
+def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
     """SGD whose decay is added to the gradient before the momentum, as in the paper."""
     groups = decay_groups(model, config.weight_decay)
     settings: dict[str, Any] = {
@@ -57,11 +57,13 @@ def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimi
     return optimizer
 
 
-def learning_rate(update: int, steps_per_epoch: int, config: TrainConfig) -> float:
+def learning_rate(
+    update: int, steps_per_epoch: int, config: OptimConfig, images_per_step: int
+) -> float:
     """The rate of update number `update` (from 0) of epochs * steps_per_epoch."""
     peak = config.lr
     if config.lr_scaling == "unique-images":
-        peak *= config.images_per_step
+        peak *= images_per_step
     total = config.epochs * steps_per_epoch
     if config.schedule == "halving":
         # Strict reading of the paper: the first halving at half of the updates, ten in all.

@@ -250,7 +250,7 @@ def _largest(selected: Selected) -> int:
 
 
 def _by_seed(chosen: Chosen, measure: str) -> dict[int, float]:
-    return {r.config.seed: r.measures[measure] for r in chosen.runs if measure in r.measures}
+    return {r.config.run.seed: r.measures[measure] for r in chosen.runs if measure in r.measures}
 
 
 def _range(chosen: Iterable[Chosen]) -> float:

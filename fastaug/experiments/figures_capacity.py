@@ -70,7 +70,7 @@ def capacity(selected: Sequence[Selected]) -> list[Drawn]:
 def _groups(selected: Sequence[Selected]) -> list[Group]:
     groups: list[Group] = []
     for one in selected:
-        if not (found := _WRN.fullmatch(one.family.config.model)):
+        if not (found := _WRN.fullmatch(one.family.config.model.model)):
             continue
         for group in groups:
             if same_but_model(next(iter(group.values())).family, one.family):
@@ -87,7 +87,7 @@ def _draw(group: Group) -> Drawn | None:
     if not directions:
         return None
     first = next(iter(group.values()))
-    data = Path(first.family.config.data).name
+    data = Path(first.family.config.data.data).name
     title = f"Capacity: WRNs on {data}"
     columns = len(directions)
     figure = new_figure(PAGE if columns > 1 else COLUMN, 4.3)

@@ -74,8 +74,8 @@ def randaugment(selected: Sequence[Selected]) -> list[Drawn]:
     """One figure for each data set: a row for each network that was trained with RandAugment."""
     by_data: dict[str, list[Selected]] = {}
     for one in selected:
-        if one.family.config.augment == "randaugment":
-            by_data.setdefault(Path(one.family.config.data).name, []).append(one)
+        if one.family.config.view.augment == "randaugment":
+            by_data.setdefault(Path(one.family.config.data.data).name, []).append(one)
     title = "RandAugment"
     caption = "Networks trained with averaged losses and RandAugment: top-1 test accuracy on "
     caption += "central crops (left) and invariance (right) versus the training multiplicity K. "
@@ -97,7 +97,7 @@ def _versus_views(
 ) -> Drawn:
     """A row of panels for each family, or for each two measures of a single one."""
     first, several = families[0], len(families) > 1
-    of = Path(first.family.config.data).name if several else first.family.title
+    of = Path(first.family.config.data.data).name if several else first.family.title
     name = f"{kind}-{slug_of(of) if several else first.family.slug}"
     title = f"{title}: {of}"
     notes = [note for one in families for note in _missing(one, measures, averages, several)]
@@ -201,8 +201,8 @@ def _has(selected: Selected, measure: Measure) -> bool:
 
 
 def _panel_title(selected: Selected, measure: Measure, several: bool) -> str:
-    numbers = {run.config.tta for chosen in selected.chosen.values() for run in chosen.runs}
+    numbers = {run.config.eval.tta for chosen in selected.chosen.values() for run in chosen.runs}
     title = measure.title
     if measure in (TTA, TTA_LOGITS) and len(numbers) == 1:
         title = title.replace("TTA", f"TTA with {numbers.pop()} views")
-    return f"{selected.family.config.model}, {title}" if several else title
+    return f"{selected.family.config.model.model}, {title}" if several else title

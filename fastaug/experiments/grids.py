@@ -6,7 +6,7 @@ One for each row of the paper's experiments; where it leaves a grid open, the ch
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
@@ -33,20 +33,19 @@ class Grid:
     def configs(self, seeds: Iterable[int], changes: Mapping[str, Any]) -> Iterator[TrainConfig]:
         """changes: settings that all of them have instead of the recipe's."""
         # One view goes with any batch size: only what is run in the end is checked.
-        base = replace(get_recipe(self.recipe), views=1, **changes)
+        base = get_recipe(self.recipe).replace(views=1, **changes)
         recipe = get_recipe(self.recipe)
         for views, average, kl_weight, lr, epochs, seed in product(
-            self.views or (recipe.views,),
-            self.average or (recipe.average,),
-            self.kl_weight or (recipe.kl_weight,),
-            self.lr or (recipe.lr,),
-            self.epochs or (recipe.epochs,),
+            self.views or (recipe.view.views,),
+            self.average or (recipe.loss.average,),
+            self.kl_weight or (recipe.loss.kl_weight,),
+            self.lr or (recipe.optim.lr,),
+            self.epochs or (recipe.optim.epochs,),
             seeds,
         ):
-            config = replace(
-                base,
+            config = base.replace(
                 views=views,
-                average=average,  # type: ignore[arg-type]
+                average=average,
                 kl_weight=kl_weight,
                 lr=lr,
                 epochs=epochs,
@@ -78,19 +77,20 @@ def with_plain_objective(config: TrainConfig) -> TrainConfig:
     """With one view the objectives coincide and the regularizer is 0: one run, not six. So they do
     without augmentation, where all views are the same."""
     setting = setting_of(config)
-    return replace(
-        config,
+    return config.replace(
         views=setting.views,
-        average=setting.average,  # type: ignore[arg-type]
+        average=setting.average,
         kl_weight=setting.kl_weight,
     )
 
 
 def run_name(config: TrainConfig) -> str:
     """What is varied in a sweep, as the name of a folder."""
-    objective = "" if config.views == 1 else f"-{config.average}-kl{config.kl_weight:g}"
-    schedule = f"lr{config.lr:g}-e{config.epochs}-s{config.seed}"
-    return f"{config.recipe}-k{config.views}{objective}-{schedule}"
+    objective = (
+        "" if config.view.views == 1 else f"-{config.loss.average}-kl{config.loss.kl_weight:g}"
+    )
+    schedule = f"lr{config.optim.lr:g}-e{config.optim.epochs}-s{config.run.seed}"
+    return f"{config.run.recipe}-k{config.view.views}{objective}-{schedule}"
 
 
 def expand(

@@ -43,7 +43,7 @@ class Anchors:
 
     def views(self, family: Family, run: Run) -> str:
         """The picture of the views; all runs of a family with as many views of a kind share it."""
-        return f"{self.family(family)}_views-{run.config.views}-{run.config.augment}"
+        return f"{self.family(family)}_views-{run.config.view.views}-{run.config.view.augment}"
 
     def part(self, kind: str, name: str) -> str:
         """Of a figure or table, which go by names of their own."""

@@ -25,7 +25,7 @@ def curves(run: Run) -> Markup:
     records = list(read_records(run.folder / "metrics.jsonl"))
     train = [record for record in records if record.get("kind") == "train"]
     evaluated = [record for record in records if record.get("kind") == "eval"]
-    images = "held-out images" if run.config.validation else "test images"
+    images = "held-out images" if run.config.data.validation else "test images"
     drawn = [
         plot("training loss", {name: _points(train, name) for name in ("loss", "nll", "kl")}),
         plot(f"top-1 in %, {images}", {"top-1": _points(evaluated, "top1", 100)}),

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import fields
 from typing import Any
 
-from fastaug.config import flag
+from fastaug.config import setting_owners
 from fastaug.errors import printable
 from fastaug.experiments.claims import Claim, Verdict
 from fastaug.experiments.page_anchors import Anchors
@@ -24,6 +23,7 @@ from fastaug.experiments.page_html import (
 from fastaug.experiments.page_values import NOTHING, measure_text, one, short, spread
 from fastaug.experiments.results import Family, Run
 from fastaug.experiments.selection import Chosen, Selected
+from fastaug.settings import flag
 
 _BADGES: dict[Verdict, str] = {
     "seen": "good",
@@ -129,7 +129,7 @@ def _setting_cells(selected: Selected, chosen: Chosen, anchors: Anchors) -> list
 def _run_links(family: Family, chosen: Chosen, anchors: Anchors) -> Markup:
     """To the chosen runs by their seeds, and to all of the setting if there are more."""
     links = [
-        link(anchors.run(run), str(run.config.seed), aria_label=f"seed {run.config.seed}")
+        link(anchors.run(run), str(run.config.run.seed), aria_label=f"seed {run.config.run.seed}")
         for run in chosen.runs
     ]
     everything = sum(run.setting == chosen.setting for run in family.runs)
@@ -147,7 +147,7 @@ def best_text(selected: Selected) -> str:
 
 def varied_names(family: Family) -> list[str]:
     """Settings that differ between the runs of a family."""
-    names = (field.name for field in fields(family.config) if field.name not in _PLACES)
+    names = (name for name in setting_owners() if name not in _PLACES)
     return [name for name in names if len({_value(run, name) for run in family.runs}) > 1]
 
 
@@ -159,9 +159,9 @@ def shared_part(family: Family) -> Markup:
     """The configuration that the family's runs have in common."""
     varied = {*varied_names(family), *_PLACES}
     lines = [
-        f"{flag(field.name)} {_value(family.runs[0], field.name)}"
-        for field in fields(family.config)
-        if field.name not in varied
+        f"{flag(name)} {_value(family.runs[0], name)}"
+        for name in setting_owners()
+        if name not in varied
     ]
     return element(
         "details",
@@ -172,7 +172,7 @@ def shared_part(family: Family) -> Markup:
 
 
 def _value(run: Run, name: str) -> str:
-    value: Any = getattr(run.config, name)
+    value: Any = run.config.get(name)
     if isinstance(value, float):
         return short(value)
     if isinstance(value, (tuple, list)):

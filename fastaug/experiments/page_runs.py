@@ -66,10 +66,10 @@ def _run_cells(run: Run, selected: Selected, anchors: Anchors) -> list[Cell]:
         Cell(link(anchors.run(run), anchors.name(run))),
         Cell(link(anchors.family(family), family.title)),
         Cell(link(anchors.setting(family, run.setting), run.setting.label)),
-        one(config.views),
-        one(config.lr),
-        one(config.epochs),
-        one(config.seed),
+        one(config.view.views),
+        one(config.optim.lr),
+        one(config.optim.epochs),
+        one(config.run.seed),
         one(measures.get("top1"), accuracy=True),
         one(measures.get("tta_top1"), accuracy=True),
         one(measures.get("invariance")),
@@ -112,7 +112,7 @@ def _run_section(
     family, config = selected.family, run.config
     top1 = number(run.measures.get("top1"))
     title = (
-        f"lr {config.lr:g}, {config.epochs} epochs, seed {config.seed}: "
+        f"lr {config.optim.lr:g}, {config.optim.epochs} epochs, seed {config.run.seed}: "
         f"{NOTHING if top1 is None else percent(top1)} %"
     )
     links = [
@@ -137,7 +137,7 @@ def _run_section(
         element(
             "details",
             element("summary", "Full configuration"),
-            element("pre", json.dumps(config.to_dict(), indent=1)),
+            element("pre", json.dumps(config.to_flat(), indent=1)),
             class_="full",
         ),
         id=anchors.run(run),
@@ -150,7 +150,7 @@ def _facts(run: Run, varied: Sequence[str]) -> list[Markup]:
     summary = run.summary
     course = [
         ("folder", printable(str(run.folder))),
-        ("recipe", printable(str(run.config.recipe))),
+        ("recipe", printable(str(run.config.run.recipe))),
         ("steps", f"{summary.get('step')} of {summary.get('total_steps')}"),
         ("skipped steps", str(summary.get("skipped_steps"))),
         ("parameters", _thousands(summary.get("parameters"))),

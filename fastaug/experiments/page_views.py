@@ -54,8 +54,8 @@ def find_pictures(family: Family, anchors: Anchors) -> Pictures:
 
 def _figure(run: Run, data: str, anchor: str, anchors: Anchors) -> Markup:
     config = run.config
-    what = f"{config.views} views" if config.views > 1 else "1 view"
-    said = f"Training images, each with {what} of it, augmentation {config.augment}"
+    what = f"{config.view.views} views" if config.view.views > 1 else "1 view"
+    said = f"Training images, each with {what} of it, augmentation {config.view.augment}"
     picture = element("img", src=data, alt=f"{said}: a row for each image.", loading="lazy")
     caption = element("figcaption", said, ", from ", link(anchors.run(run), anchors.name(run)), ".")
     return element("figure", picture, caption, id=anchor, class_="views")

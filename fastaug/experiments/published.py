@@ -6,7 +6,7 @@ test accuracy at K=1, and of the three objectives at K=16 on CIFAR-100 and K=8 o
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -103,24 +103,27 @@ def _recipe(family: Family) -> str | None:
     ours = family.config
     for recipe in sorted(family.recipes & set(PUBLISHED)):
         theirs = get_recipe(recipe)
-        strong = [config.augment == "randaugment" for config in (ours, theirs)]
-        if ours.model == theirs.model and not ours.train_images and strong[0] == strong[1]:
+        strong = [config.view.augment == "randaugment" for config in (ours, theirs)]
+        if (
+            ours.model.model == theirs.model.model
+            and not ours.data.train_images
+            and strong[0] == strong[1]
+        ):
             return recipe
     return None
 
 
 def same_but_model(one: Family, other: Family) -> bool:
     """Whether two families are one experiment with two networks."""
-    ours, theirs = (replace(fixed(f.config), model="wrn-16-4") for f in (one, other))
-    same_images = Path(ours.data).name == Path(theirs.data).name
-    strong = {f.config.augment == "randaugment" for f in (one, other)}
+    ours, theirs = (fixed(f.config).replace(model="wrn-16-4") for f in (one, other))
+    same_images = Path(ours.data.data).name == Path(theirs.data.data).name
+    strong = {f.config.view.augment == "randaugment" for f in (one, other)}
     return same_images and len(strong) == 1 and not ours.differences(theirs)
 
 
 def fixed(config: TrainConfig) -> TrainConfig:
     """What runs of one family share: what the paper varies is set to one value."""
-    return replace(
-        config,
+    return config.replace(
         recipe="",
         views=1,
         average="losses",

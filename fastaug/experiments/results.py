@@ -6,12 +6,13 @@ import json
 import os
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_origin, get_type_hints
 
-from fastaug.config import FREE_ON_RESUME, TrainConfig, flag
+from fastaug.config import TrainConfig, free_on_resume, setting_owners
 from fastaug.errors import DataError, FastaugError
+from fastaug.settings import flag
 
 Measures = dict[str, float]
 
@@ -41,11 +42,11 @@ class Setting(NamedTuple):
 def setting_of(config: TrainConfig) -> Setting:
     """With one view, or with views that are all the same, the objectives coincide and the
     regularizer is 0: that is one setting."""
-    if config.augment == "none":
+    if config.view.augment == "none":
         return Setting(1, "losses", 0.0, augmented=False)
-    if config.views == 1:
+    if config.view.views == 1:
         return Setting(1, "losses", 0.0)
-    return Setting(config.views, config.average, config.kl_weight)
+    return Setting(config.view.views, config.loss.average, config.loss.kl_weight)
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ class Family:
 
     @property
     def recipes(self) -> set[str]:
-        return {run.config.recipe for run in self.runs}
+        return {run.config.run.recipe for run in self.runs}
 
 
 @dataclass(frozen=True)
@@ -137,14 +138,14 @@ def _run_folders(roots: Sequence[str | Path]) -> list[Path]:
 def read_config(folder: Path) -> TrainConfig | None:
     """Of a run folder, finished or not; None if it has none that can be read."""
     try:
-        return TrainConfig.from_dict(_read_json(folder / "config.json"))
+        return TrainConfig.from_saved(_read_json(folder / "config.json"))
     except (OSError, ValueError, TypeError, FastaugError):
         return None
 
 
 def _read_run(folder: Path) -> Run | Unfinished:
     try:
-        config = TrainConfig.from_dict(_read_json(folder / "config.json"))
+        config = TrainConfig.from_saved(_read_json(folder / "config.json"))
         if not (folder / "summary.json").exists():
             ended = "diverged" if (folder / "bad-batch.pt").exists() else "not finished"
             return Unfinished(folder, f"{ended}: it has no summary.json")
@@ -189,26 +190,29 @@ def _families(runs: Sequence[Run]) -> list[Family]:
             differing = _differing(keys, key) if len(keys) > 1 else ""
             slug = "".join(c if c.isalnum() else "-" for c in title.lower()).strip("-")
             slug += f"-{number + 1}" if number else ""
-            members = sorted(shared[key], key=lambda run: (run.setting, run.config.seed))
+            members = sorted(shared[key], key=lambda run: (run.setting, run.config.run.seed))
             families.append(Family(title + differing, slug, tuple(members)))
     return sorted(families, key=lambda family: family.title)
 
 
 def _shared(config: TrainConfig) -> tuple:
     """What all runs of a family have in common."""
-    values = [("data", Path(config.data).name), ("randaugment", config.augment == "randaugment")]
+    values = [
+        ("data", Path(config.data.data).name),
+        ("randaugment", config.view.augment == "randaugment"),
+    ]
     values += [
-        (field.name, getattr(config, field.name))
-        for field in fields(config)
-        if field.name not in _SWEPT | FREE_ON_RESUME
+        (name, config.get(name))
+        for name in setting_owners()
+        if name not in _SWEPT | free_on_resume()
     ]
     return tuple(values)
 
 
 def _title(config: TrainConfig) -> str:
-    few = f" ({config.train_images:,} images)" if config.train_images else ""
-    strong = " with RandAugment" if config.augment == "randaugment" else ""
-    return f"{config.model} on {Path(config.data).name}{few}{strong}"
+    few = f" ({config.data.train_images:,} images)" if config.data.train_images else ""
+    strong = " with RandAugment" if config.view.augment == "randaugment" else ""
+    return f"{config.model.model} on {Path(config.data.data).name}{few}{strong}"
 
 
 def _differing(keys: Sequence[tuple], own: tuple) -> str:

@@ -78,7 +78,9 @@ def select(runs: Iterable[Run], on: Images) -> dict[Setting, Chosen]:
     by_setting: defaultdict[Setting, defaultdict[tuple[float, int], dict[int, Run]]]
     by_setting = defaultdict(lambda: defaultdict(dict))
     for run in runs:
-        by_setting[run.setting][run.config.lr, run.config.epochs][run.config.seed] = run
+        by_setting[run.setting][run.config.optim.lr, run.config.optim.epochs][
+            run.config.run.seed
+        ] = run
     return {setting: _best(setting, found, on) for setting, found in sorted(by_setting.items())}
 
 

@@ -7,15 +7,15 @@ from typing import Annotated
 
 from tyro.conf import arg
 
-from fastaug.config import check_choices
 from fastaug.errors import ConfigError, suggest
 from fastaug.experiments.gallery import FIGURES
 from fastaug.experiments.selection import SelectOn
 from fastaug.experiments.tables import TABLES
+from fastaug.settings import Settings
 
 
 @dataclass(frozen=True)
-class FiguresConfig:
+class FiguresConfig(Settings):
     """Draw the paper's figures and write its tables, from runs that have finished."""
 
     runs: Annotated[tuple[str, ...], arg(metavar="RUNS...")]
@@ -32,7 +32,7 @@ class FiguresConfig:
     """Show the traceback of an error."""
 
     def __post_init__(self) -> None:
-        check_choices(self)
+        super().__post_init__()
         if not self.runs:
             raise ConfigError("no RUNS given; give run folders, or folders that hold some")
         for name in self.only:
@@ -41,7 +41,7 @@ class FiguresConfig:
 
 
 @dataclass(frozen=True)
-class ReportConfig:
+class ReportConfig(Settings):
     """Write one page about runs: claims of the paper, settings, figures, tables, every run."""
 
     runs: Annotated[tuple[str, ...], arg(metavar="RUNS...")]
@@ -55,6 +55,6 @@ class ReportConfig:
     """Show the traceback of an error."""
 
     def __post_init__(self) -> None:
-        check_choices(self)
+        super().__post_init__()
         if not self.runs:
             raise ConfigError("no RUNS given; give run folders, or folders that hold some")

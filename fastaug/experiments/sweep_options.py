@@ -7,16 +7,16 @@ from typing import Annotated, Literal
 
 from tyro.conf import arg
 
-from fastaug.config import check_choices, flag
 from fastaug.errors import ConfigError
 from fastaug.experiments.grids import Experiment, get_experiment
+from fastaug.settings import Settings, flag, setting
 
 GRID = ("views", "average", "kl_weight", "lr", "epochs")
 """What a grid varies, besides the seeds."""
 
 
 @dataclass(frozen=True)
-class SweepConfig:
+class SweepConfig(Settings):
     """Train a grid of runs and choose the best of each setting, as the paper does. Several machines
     share a sweep by the same command with one --storage; an interrupted one goes on by it. All
     other flags are those of fastaug.train (--data, --dali, --batch-size, ...), for every run."""
@@ -34,9 +34,9 @@ class SweepConfig:
     """Learning rates."""
     epochs: tuple[int, ...] = ()
     """Epoch budgets."""
-    seeds: int = 0
+    seeds: int = setting(0, at_least=0)
     """Seeds 0, 1, ... of each run; 0: as many as the experiment has."""
-    tune_seeds: int = -1
+    tune_seeds: int = setting(-1, at_least=-1)
     """Seeds that rate and epochs are chosen with; the other seeds are run at the choice alone. 0:
     all seeds at every point; -1: as the experiment says."""
     select_on: Literal["validation", "test"] = "validation"
@@ -49,14 +49,14 @@ class SweepConfig:
     """Name of the sweep in the storage; default: the experiment's."""
     out: str = ""
     """Folder of the sweep; default: sweeps/EXPERIMENT."""
-    jobs: int = 0
+    jobs: int = setting(0, at_least=0)
     """Runs at a time on this machine, each with its share of the GPUs or cores; 0: as many as there
     are GPUs / --ranks, or without a GPU as cores, at most 8."""
-    ranks: int = 1
+    ranks: int = setting(1, at_least=1)
     """Ranks of each run: above 1 it is started by torchrun."""
-    retries: int = 2
+    retries: int = setting(2, at_least=0)
     """How often a run that fails is tried again; it goes on from its last checkpoint."""
-    heartbeat: int = 30
+    heartbeat: int = setting(30, at_least=1)
     """Seconds between two signs of life; a worker that gives none for four times as long is taken
     for dead, and another one goes on with its run."""
     dry_run: bool = False
@@ -65,14 +65,8 @@ class SweepConfig:
     """Show the traceback of an error."""
 
     def __post_init__(self) -> None:
-        check_choices(self)
+        super().__post_init__()
         get_experiment(self.experiment)
-        for name, least in (
-            *(("seeds", 0), ("tune_seeds", -1), ("jobs", 0), ("ranks", 1)),
-            *(("retries", 0), ("heartbeat", 1)),
-        ):
-            if (value := getattr(self, name)) < least:
-                raise ConfigError(f"{flag(name)} must be at least {least}, got {value}")
         for name in GRID:
             values = getattr(self, name)
             if repeated := sorted({v for v in values if values.count(v) > 1}):

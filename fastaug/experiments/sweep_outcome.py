@@ -31,8 +31,8 @@ def check_folders(plan: Plan, configs: Configs) -> None:
         if (earlier := read_config(folder)) is None:
             continue
         differing = earlier.differences(config)
-        if Path(earlier.data).name != Path(config.data).name:  # it may have moved
-            differing.append(f"--data {earlier.data} (here: {config.data})")
+        if Path(earlier.data.data).name != Path(config.data.data).name:  # it may have moved
+            differing.append(f"--data {earlier.data.data} (here: {config.data.data})")
         if differing:
             raise ConfigError(
                 f"{folder}: was run with other settings, {differing[0]}; choose another --out, or "
@@ -112,7 +112,7 @@ def _spread(chosen: Chosen, measure: str, scale: float, digits: int) -> str:
 
 def _chosen_by(family: Selected) -> str:
     if family.on == "validation":
-        share = 100 * family.family.config.validation
+        share = 100 * family.family.config.data.validation
         return (
             f"lr and epochs were chosen, of so many tried, by top-1 on the {share:g}% of the "
             "training images that were held out; the measures are of the test images, which had no "
@@ -151,7 +151,7 @@ def _family_record(family: Selected) -> dict[str, Any]:
                 "score": chosen.score,
                 "candidates": chosen.candidates,
                 "edges": list(chosen.edges),
-                "runs": {str(run.config.seed): _run_record(run) for run in chosen.runs},
+                "runs": {str(run.config.run.seed): _run_record(run) for run in chosen.runs},
             }
             for chosen in family.chosen.values()
         ],
@@ -172,11 +172,11 @@ def show_plan(plan: Plan) -> None:
         table.add_column(column, justify="right", no_wrap=True)
     groups: dict[tuple[str, int], list[TrainConfig]] = {}
     for config in tuning.values():
-        groups.setdefault((config.recipe, config.views), []).append(config)
+        groups.setdefault((config.run.recipe, config.view.views), []).append(config)
     for (recipe, views), configs in groups.items():
-        points = {(config.lr, config.epochs) for config in configs}
-        seeds = {config.seed for config in configs}
-        settings = len({(config.average, config.kl_weight) for config in configs})
+        points = {(config.optim.lr, config.optim.epochs) for config in configs}
+        seeds = {config.run.seed for config in configs}
+        settings = len({(config.loss.average, config.loss.kl_weight) for config in configs})
         counts = (views, settings, len(points), len(seeds), len(configs))
         table.add_row(recipe, *(f"{n:,}" for n in counts), _short(plan.views(configs)))
     console.print(table)
@@ -184,8 +184,8 @@ def show_plan(plan: Plan) -> None:
     if plan.further_seeds:
         longest: dict[tuple, TrainConfig] = {}
         for config in tuning.values():
-            key = (config.recipe, config.views, config.average, config.kl_weight)
-            longest[key] = max(longest.get(key, config), config, key=lambda c: c.epochs)
+            key = (config.run.recipe, config.view.views, config.loss.average, config.loss.kl_weight)
+            longest[key] = max(longest.get(key, config), config, key=lambda c: c.optim.epochs)
         times = len(plan.further_seeds)
         total += (
             f" to choose rate and epochs; then {_runs(len(longest) * times)}, at most "

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fastaug.config import FREE_ON_RESUME, TrainConfig
+from fastaug.config import TrainConfig, free_on_resume
 from fastaug.data.sources import open_split
 from fastaug.data.split import split_training
 from fastaug.errors import ConfigError
@@ -53,25 +53,27 @@ class Plan:
         for choice in chosen:
             first = choice.runs[0].config
             grid = Grid(
-                first.recipe,
-                views=(first.views,),
-                average=(first.average,),
-                kl_weight=(first.kl_weight,),
-                lr=(first.lr,),
-                epochs=(first.epochs,),
+                first.run.recipe,
+                views=(first.view.views,),
+                average=(first.loss.average,),
+                kl_weight=(first.loss.kl_weight,),
+                lr=(first.optim.lr,),
+                epochs=(first.optim.epochs,),
             )
             configs |= expand([grid], self.further_seeds, self.changes)
         return configs
 
     def views(self, configs: Iterable[TrainConfig]) -> int:
         """That are trained on in all, as whole steps."""
-        return sum(self.steps(config) * config.batch_size for config in configs)
+        return sum(self.steps(config) * config.optim.batch_size for config in configs)
 
     def steps(self, config: TrainConfig) -> int:
         """Of a whole run; 0 where the images are not known."""
         unique = config.images_per_step
-        left_out = config.last_batch == "drop"
-        return config.epochs * (self.images // unique if left_out else -(-self.images // unique))
+        left_out = config.data.last_batch == "drop"
+        return config.optim.epochs * (
+            self.images // unique if left_out else -(-self.images // unique)
+        )
 
 
 def make_plan(options: SweepConfig, changes: Mapping[str, Any]) -> Plan:
@@ -80,7 +82,7 @@ def make_plan(options: SweepConfig, changes: Mapping[str, Any]) -> Plan:
     grids = tuple(replace(grid, **overridden) for grid in options.base.grids)
     changes = dict(changes)
     first = next(iter(expand(grids[:1], [0], changes).values()))
-    if options.select_on == "validation" and not first.validation:
+    if options.select_on == "validation" and not first.data.validation:
         if "validation" in changes:
             raise ConfigError(
                 "--select-on validation needs a --validation above 0; or use --select-on test"
@@ -89,32 +91,32 @@ def make_plan(options: SweepConfig, changes: Mapping[str, Any]) -> Plan:
     elif options.select_on == "test":
         changes.setdefault("validation", 0.0)
     plan = Plan(options, grids, changes, images=0)
-    config = replace(first, **{k: v for k, v in changes.items() if k == "validation"})
+    config = first.replace(**{k: v for k, v in changes.items() if k == "validation"})
     plan = replace(plan, images=_images(options, config))
     for config in plan.tuning.values():
         if plan.images and not plan.steps(config):
             raise ConfigError(
                 f"{plan.images:,} training images are less than a step of {config.images_per_step} "
-                f"(--batch-size {config.batch_size} / --views {config.views}); lower --batch-size, "
-                "hold out fewer, or use more data"
+                f"(--batch-size {config.optim.batch_size} / --views {config.view.views}); "
+                "lower --batch-size, hold out fewer, or use more data"
             )
     return plan
 
 
 def _images(options: SweepConfig, config: TrainConfig) -> int:
     """Training images of each run, from the data if it is at hand."""
-    if config.data:
+    if config.data.data:
         train, _ = split_training(
-            open_split(config.data, "train"),
-            validation=config.validation,
-            train_images=config.train_images,
+            open_split(config.data.data, "train"),
+            validation=config.data.validation,
+            train_images=config.data.train_images,
         )
         return len(train)
     if not options.dry_run:
         raise ConfigError(
             f"{options.experiment}: give --data PATH (or --dry-run, which needs no data)"
         )
-    return config.train_images or int(options.base.images * (1 - config.validation))
+    return config.data.train_images or int(options.base.images * (1 - config.data.validation))
 
 
 def study_name(options: SweepConfig, stage: str, configs: Configs) -> str:
@@ -123,7 +125,7 @@ def study_name(options: SweepConfig, stage: str, configs: Configs) -> str:
     finished is found in the run folders."""
     digest = hashlib.sha256()
     for name in sorted(configs):
-        config = configs[name].to_dict()
-        kept = {k: v for k, v in sorted(config.items()) if k not in FREE_ON_RESUME}
+        config = configs[name].to_flat()
+        kept = {k: v for k, v in sorted(config.items()) if k not in free_on_resume()}
         digest.update(f"{name} {kept} {Path(config['data']).name}\n".encode())
     return f"{options.study or options.experiment} {stage} {digest.hexdigest()[:8]}"

@@ -11,14 +11,14 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from fastaug.config import TrainConfig, flag
+from fastaug.config import TrainConfig, setting_owners
 from fastaug.errors import FastaugError
 from fastaug.recipes import get_recipe
 from fastaug.runtime.signals import TrainingInterruptedError
+from fastaug.settings import flag
 
 _LOOK_AGAIN = 0.5
 _PR_SET_PDEATHSIG = 1
@@ -41,18 +41,18 @@ class RunMistaken(FastaugError):
 def train_flags(config: TrainConfig, folder: Path) -> list[str]:
     """What fastaug.train is told: the recipe and what differs from it. An earlier try is gone on
     with, by --resume auto."""
-    recipe = get_recipe(config.recipe)
-    flags = ["--recipe", config.recipe]
-    for field in fields(config):
-        value = getattr(config, field.name)
-        if field.name in ("recipe", "out", "resume") or value == getattr(recipe, field.name):
+    recipe = get_recipe(config.run.recipe)
+    flags = ["--recipe", config.run.recipe]
+    for name in setting_owners():
+        value = config.get(name)
+        if name in ("recipe", "out", "resume") or value == recipe.get(name):
             continue
         if isinstance(value, bool):
-            flags.append(flag(field.name))
+            flags.append(flag(name))
         elif isinstance(value, tuple):
-            flags += [flag(field.name), *(repr(part) for part in value)]
+            flags += [flag(name), *(repr(part) for part in value)]
         else:
-            flags += [flag(field.name), repr(value) if isinstance(value, float) else str(value)]
+            flags += [flag(name), repr(value) if isinstance(value, float) else str(value)]
     return [*flags, "--resume", "auto", "--out", str(folder)]
 
 

@@ -74,7 +74,7 @@ def run_stage(
     """Until every run of a stage is done or has failed for good, here or elsewhere; returns those
     that have failed."""
     options = plan.options
-    device = next(iter(configs.values())).device
+    device = next(iter(configs.values())).run.device
     name = study_name(options, title, configs)
 
     def stage() -> Stage:
@@ -181,5 +181,5 @@ def _described(config: TrainConfig, summary: dict[str, Any]) -> dict[str, Any]:
     """What the storage knows of a run: enough for machines that do not see its folder, and for
     Optuna's own tools."""
     varied = {name: getattr(config, name) for name in ("views", "average", "kl_weight", "lr")}
-    varied |= {"epochs": config.epochs, "seed": config.seed}
-    return {**varied, "config": config.to_dict(), "summary": summary}
+    varied |= {"epochs": config.optim.epochs, "seed": config.run.seed}
+    return {**varied, "config": config.to_flat(), "summary": summary}

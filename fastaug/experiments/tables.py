@@ -185,7 +185,10 @@ def _names(selected: Selected) -> list[str]:
     """Data set and network, as the paper calls them where they are its own."""
     family, paper = selected.family, published(selected.family)
     if paper is None:
-        return [family.title.removeprefix(f"{family.config.model} on "), family.config.model]
+        return [
+            family.title.removeprefix(f"{family.config.model.model} on "),
+            family.config.model.model,
+        ]
     _, comma, apart = family.title.partition(", --")  # from another family of the same title
     return [f"{paper.dataset}{comma}{apart}", paper.network]
 

@@ -1,1 +1,1 @@
-"""Trained networks as files for other programs."""
+"""Export of trained networks to files for other programs."""

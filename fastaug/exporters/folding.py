@@ -1,9 +1,9 @@
-"""What an exported program computes from its weights alone is computed once, before it is written.
+"""Constant folding: values that depend only on the weights are computed before the export.
 
 A norm-free network standardizes the weights of each convolution in every forward pass, by a batch
-norm in training mode. Written out as it is, nf_resnet26 in ONNX is 28 of those, 85 means and 57
-reshapes beside its 29 convolutions; folded, it is convolutions. Other networks have the like:
-tables of relative positions, for one.
+norm in training mode. Without folding, nf_resnet26 in ONNX has 28 batch norms, 85 means and 57
+reshapes besides its 29 convolutions; with folding, only the convolutions. Other networks gain too,
+for example those with tables of relative positions.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from torch import Tensor, fx
 
 @torch.no_grad()
 def fold_constants(module: fx.GraphModule) -> fx.GraphModule:
-    """The same function, in place: weights that are not used any more are gone."""
+    """Fold constants of a traced module in place, and delete weights that become unused."""
     values = _constant_values(module)
     graph = module.graph
     weights = {id(value): node for node, value in values.items() if node.op == "get_attr"}
     for node, value in values.items():
-        if value is None and not node.users:  # an assertion about a weight, which has held
+        if value is None and not node.users:  # an assertion about a weight, which held
             graph.erase_node(node)
         if node.op == "get_attr" or not isinstance(value, Tensor):
             continue
         if all(user in values for user in node.users):
             continue
-        # A cast to the dtype that it has gives the weight itself, which keeps its name.
+        # A cast to the same dtype returns the weight itself, which keeps its name.
         if (folded := weights.get(id(value))) is None:
             name = f"folded_{len(weights)}"
             module.register_buffer(name, value)
@@ -42,8 +42,10 @@ def fold_constants(module: fx.GraphModule) -> fx.GraphModule:
 
 
 def _constant_values(module: fx.GraphModule) -> dict[fx.Node, Any]:
-    """The weights, and what follows from them without the images. Nothing, where such a value is
-    changed in place: it would be changed again by every call."""
+    """Values of the weights and of all nodes that depend only on them.
+
+    Empty if one of them is modified in place: every call would modify the folded value again.
+    """
     values: dict[fx.Node, Any] = {}
     for node in module.graph.nodes:
         inputs = node.all_input_nodes
@@ -61,7 +63,7 @@ def _constant_values(module: fx.GraphModule) -> dict[fx.Node, Any]:
 
 
 def _delete_unused(module: fx.GraphModule) -> None:
-    """An export takes along every weight that a module has, used or not."""
+    """Delete unused weights, which an export would write too."""
     used = {node.target for node in module.graph.nodes if node.op == "get_attr"}
     named = [*module.named_parameters(), *module.named_buffers()]
     for name in [name for name, _ in named if name not in used]:

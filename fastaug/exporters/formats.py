@@ -1,4 +1,4 @@
-"""A trained network as a file for other programs: written, read back, compared, put in place."""
+"""Export formats. A file is written to a temporary path, read back, compared and then renamed."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import contextlib
 import copy
 import importlib
 import json
-import logging
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,27 +20,29 @@ from fastaug.errors import ConfigError, ExportError, FastaugError, first_line
 from fastaug.exporters.folding import fold_constants
 from fastaug.runs.weights import model_from_safetensors, write_safetensors
 from fastaug.runtime.atomic import atomic_write
+from fastaug.runtime.logs import silenced
 from fastaug.views.reference import NORMALIZATION
 
 TOLERANCE = 1e-4
-"""Largest difference of two logits, as a share of the largest logit. Other libraries add up in
-another order: models as they begin are at 3e-6, and a ViT whose activations dwarf its logits at
-3e-5."""
+"""Largest difference between two logits, relative to the largest logit. Other libraries sum in
+another order: untrained models reach 3e-6, and a ViT whose activations are much larger than its
+logits 3e-5."""
 BATCHES = (1, 5)
-"""Sizes of the batches that a file is checked with; it is traced with another one."""
+"""Batch sizes that a file is checked with. It is traced with another one."""
 _TRACED_BATCH = 2
 _ANY_BATCH: Any = ({0: Dim("batch", min=1)},)
 _ONNX_LIMIT = 2**31
-"""Bytes: a protobuf cannot be larger, and an ONNX file is one."""
+"""Bytes. An ONNX file is a protobuf, which cannot be larger."""
 
 Network = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class Format:
-    """How a network is written to a file, and read from it as whoever gets the file would.
+    """How to write a network to a file, and how a user of the file reads it.
 
-    write: (file, network, images [2, 3, S, S] to trace it with, metadata).
+    write: called with (file, network, images [2, 3, S, S] for tracing, metadata).
+    packages: needed besides fastaug's own dependencies.
     """
 
     suffix: str
@@ -53,7 +53,7 @@ class Format:
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written, and how far its logits are from the network's."""
+    """Size of the written file, and how much its logits differ from the network's."""
 
     bytes: int
     difference: float
@@ -61,7 +61,7 @@ class Exported:
 
 
 def check_packages(to: str) -> None:
-    """Before anything is read or traced."""
+    """Raise ConfigError if a package is missing, before anything is read or traced."""
     needed = FORMATS[to].packages
     try:
         for name in needed:
@@ -75,26 +75,26 @@ def check_packages(to: str) -> None:
 def export_network(
     to: str, path: Path, model: nn.Module, config: TrainConfig, metadata: dict[str, str]
 ) -> Exported:
-    """Write a network as a file that has been read back and gives the same logits, or none."""
+    """Write a network to a file. Without the same logits when read back, no file is left."""
     model = copy.deepcopy(model).float().eval()
-    with _writable(path) as temporary:
-        with _explained(f"{config.model} cannot be written as {to}"):
+    with _temporary_file(path) as temporary:
+        with _one_line_errors(f"{config.model.model} cannot be written as {to}"):
             FORMATS[to].write(temporary, model, random_images(_TRACED_BATCH, config), metadata)
-        with _explained(f"{config.model} cannot be run from its {to} file"):
+        with _one_line_errors(f"{config.model.model} cannot be run from its {to} file"):
             difference, largest = compare(FORMATS[to].read(temporary), model, config)
-        # Written so that what is no number is too large.
+        # "not <=" instead of ">", so that NaN is refused.
         if not difference <= TOLERANCE * largest:
             raise ExportError(
-                f"{path}: not written, the {to} file's logits are off by {difference:.2g} of "
-                f"{largest:.2g}, where {TOLERANCE:g} of that is allowed; take another --to, "
-                "and please report the model"
+                f"{path}: not written, the logits of the {to} file differ by {difference:.2g}, "
+                f"allowed are {TOLERANCE * largest:.2g}; take another --to, and please report the "
+                "model"
             )
         return Exported(temporary.stat().st_size, difference, largest)
 
 
 @torch.no_grad()
 def compare(network: Network, model: nn.Module, config: TrainConfig) -> tuple[float, float]:
-    """(largest difference of two logits, largest logit) over batches of random images."""
+    """Largest difference between two logits, and the largest logit, over random images."""
     differences, sizes = [], []
     for count in BATCHES:
         images = random_images(count, config)
@@ -115,34 +115,31 @@ def compare(network: Network, model: nn.Module, config: TrainConfig) -> tuple[fl
 
 
 def random_images(count: int, config: TrainConfig) -> Tensor:
-    """[count, 3, S, S] fp32: random levels, normalized as in training; always the same ones."""
+    """[count, 3, S, S] fp32: random pixels, normalized as in training; the same in each call."""
     generator = torch.Generator().manual_seed(count)
-    levels = 255 * torch.rand(count, 3, config.size, config.size, generator=generator)
-    mean, deviation = (torch.tensor(v)[:, None, None] for v in NORMALIZATION[config.normalize])
-    return (levels - mean) / deviation
+    pixels = 255 * torch.rand(count, 3, config.view.size, config.view.size, generator=generator)
+    mean, deviation = (torch.tensor(v)[:, None, None] for v in NORMALIZATION[config.view.normalize])
+    return (pixels - mean) / deviation
 
 
 @contextlib.contextmanager
-def _writable(path: Path) -> Iterator[Path]:
-    """A temporary file that takes the path's place in the end; a full disk in one line."""
+def _temporary_file(path: Path) -> Iterator[Path]:
+    """File that replaces path at the end. Errors of the disk become an ExportError."""
     try:
-        with atomic_write(path, path.suffix) as temporary:  # torch.export goes by the suffix
+        with atomic_write(path, path.suffix) as temporary:  # torch.export needs the suffix
             yield temporary
     except OSError as error:
         raise ExportError(
             f"{path}: cannot be written ({error.strerror or error}); "
-            "free some space or mend the permissions, or give another --out"
+            "free some space, fix the permissions, or give another --out"
         ) from error
 
 
 @contextlib.contextmanager
-def _explained(what: str) -> Iterator[None]:
-    """Any error of an exporter in one line, and none of its remarks to its own developers."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
+def _one_line_errors(what: str) -> Iterator[None]:
+    """Turn any error of an exporter into an ExportError, and hide its warnings."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with silenced():
             yield
     except (OSError, FastaugError):
         raise
@@ -150,8 +147,6 @@ def _explained(what: str) -> Iterator[None]:
         raise ExportError(
             f"{what} ({first_line(error)}); --to safetensors takes every model, --debug shows where"
         ) from error
-    finally:
-        logging.disable(before)
 
 
 def _write_safetensors(
@@ -161,8 +156,8 @@ def _write_safetensors(
 
 
 def _trace(model: nn.Module, images: Tensor) -> ExportedProgram:
-    """A program for any number of images, which computes nothing twice that is always the same."""
-    # A program remembers strides, and readers expect the usual ones.
+    """Program for any batch size, with constants folded."""
+    # A program records strides, and readers expect contiguous ones.
     model = model.to(memory_format=torch.contiguous_format)
     with torch.no_grad():
         program = torch.export.export(model, (images,), dynamic_shapes=_ANY_BATCH)
@@ -183,8 +178,8 @@ def _write_onnx(path: Path, model: nn.Module, images: Tensor, metadata: dict[str
     size = sum(weight.nbytes for weight in model.state_dict().values())
     if size >= _ONNX_LIMIT:
         raise ExportError(
-            f"weights of {size / 2**30:.1f} GiB do not fit into one ONNX file, which ends at 2 "
-            "GiB; use --to safetensors or torch-export"
+            f"weights of {size / 2**30:.1f} GiB do not fit into an ONNX file, which has at most "
+            "2 GiB; use --to safetensors or torch-export"
         )
     program = torch.onnx.export(
         _trace(copy.deepcopy(model), images),
@@ -195,7 +190,7 @@ def _write_onnx(path: Path, model: nn.Module, images: Tensor, metadata: dict[str
         input_names=["images"],
         output_names=["logits"],
     )
-    assert program is not None  # None is for the exporter before dynamo
+    assert program is not None  # None only without dynamo=True
     program.model.metadata_props.update(metadata)
     program.save(path, external_data=False)
 

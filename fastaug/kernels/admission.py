@@ -19,7 +19,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
-from fastaug.errors import DataError
+from fastaug.errors import DataError, describe_error
 from fastaug.kernels.contract import Average, Kernel, takes_mean
 from fastaug.kernels.reference import ReferenceKernel
 from fastaug.runtime.atomic import atomic_write
@@ -76,7 +76,7 @@ def compare(kernel: Kernel, device: torch.device) -> KernelReport:
         try:
             error, what = _error(kernel, case)
         except Exception as raised:  # whatever a kernel of someone else raises is its failure
-            said = f"{case.name}: {type(raised).__name__}: {str(raised).partition(chr(10))[0]}"
+            said = f"{case.name}: {describe_error(raised)}"
             return KernelReport(kernel.name, where, False, cases, said)
         if not error <= worst:  # NaN is the worst
             worst, worst_name = error, f"{what} off by {error:.2g} x the tolerance, {case.name}"

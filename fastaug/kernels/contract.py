@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from fastaug.errors import ConfigError
-
-Average = Literal["losses", "probs", "logits"]
+from fastaug.kernels.config import Average
 
 
 class Kernel(Protocol):

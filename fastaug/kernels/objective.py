@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from fastaug.errors import ConfigError
-from fastaug.kernels import Average, Kernel, evaluate
+from fastaug.kernels.autograd import evaluate
+from fastaug.kernels.config import Average
+from fastaug.kernels.contract import Kernel
 
 _AVERAGES = get_args(Average)
 

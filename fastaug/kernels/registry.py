@@ -27,7 +27,7 @@ _REFERENCE = ReferenceKernel()
 _OWN: tuple[Kernel, ...] = (CudaKernel(), TritonKernel(), NativeKernel(), _REFERENCE)
 _KERNELS: dict[str, Kernel] = {kernel.name: kernel for kernel in _OWN}
 _found: dict[object, Kernel] = {}
-_said: set[str] = set()
+_logged: set[str] = set()
 
 
 def register_kernel(name: str, kernel: Kernel) -> None:
@@ -101,16 +101,16 @@ def _automatic(logits: Tensor) -> Kernel:
             continue
         report = _admission_of(kernel, logits.device)
         if report.admitted:
-            _say(logging.INFO, f"loss kernel: {kernel.name}")
+            _log_once(logging.INFO, f"loss kernel: {kernel.name}")
             return kernel
-        _say(logging.WARNING, str(report))
+        _log_once(logging.WARNING, str(report))
     raise KernelUnavailableError(f"no loss kernel takes {logits.dtype} logits on {logits.device}")
 
 
-def _say(level: int, text: str) -> None:
-    """Once: other shapes of logits are other questions with mostly the same answer."""
-    if text not in _said:
-        _said.add(text)
+def _log_once(level: int, text: str) -> None:
+    """Other shapes of logits mostly lead to the same choice, which is logged once."""
+    if text not in _logged:
+        _logged.add(text)
         log.log(level, text)
 
 

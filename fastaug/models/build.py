@@ -6,8 +6,8 @@ from difflib import get_close_matches
 import torch
 from torch import nn
 
-from fastaug.config import TrainConfig
 from fastaug.errors import ConfigError
+from fastaug.models.config import ModelConfig
 from fastaug.models.nf import TIMM_NAMES, build_nf
 from fastaug.models.resnet18 import ResNet18
 from fastaug.models.timm_models import build_timm
@@ -66,12 +66,12 @@ def build_model(
     return model.to(memory_format=torch.channels_last)
 
 
-def build_configured_model(config: TrainConfig, num_classes: int) -> nn.Module:
-    """The network that a config names."""
+def build_configured_model(config: ModelConfig, num_classes: int, image_size: int) -> nn.Module:
+    """The network that the settings name."""
     return build_model(
         config.model,
         num_classes,
         dropout=config.dropout,
         stochastic_depth=config.stochastic_depth,
-        image_size=config.size,
+        image_size=image_size,
     )

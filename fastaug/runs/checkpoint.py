@@ -20,12 +20,12 @@ import torch
 
 import fastaug
 from fastaug.config import TrainConfig
-from fastaug.runtime.device import memory_bound
 from fastaug.errors import CheckpointError, DamagedCheckpointError, first_line
 from fastaug.runtime.atomic import atomic_write
+from fastaug.runtime.device import memory_bound
 
-FORMAT = 2
-"""Raised when an older reader could not make sense of a checkpoint. 1: without checksum."""
+FORMAT = 3
+"""Raised when older versions cannot read a checkpoint. 1: no checksum; 2: other names."""
 
 _NEEDED_NAMES = {
     *("collections OrderedDict", "torch._utils _rebuild_tensor_v2"),
@@ -68,6 +68,8 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         raise _damaged(path) from error
     if not isinstance(state, dict) or not {"format", "config"} <= state.keys():
         raise CheckpointError(f"{path}: not a fastaug checkpoint (a bare state_dict?)")
+    if state["format"] == 2:
+        state = _from_format_2(state)
     if state["format"] != FORMAT:
         written = f"by fastaug {state['version']} " if "version" in state else ""
         raise CheckpointError(
@@ -79,6 +81,15 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     if not isinstance(state["config"], dict):
         raise CheckpointError(f"{path}: not a fastaug checkpoint (its config is no dictionary)")
     return state
+
+
+def _from_format_2(state: dict[str, Any]) -> dict[str, Any]:
+    """Format 2 has the same content under other names."""
+    if "optimiser" in state:
+        state["optimizer"] = state.pop("optimiser")
+    if isinstance(loader := state.get("loader"), dict) and "--normalise" in loader:
+        loader["--normalize"] = loader.pop("--normalise")
+    return state | {"format": FORMAT}
 
 
 def checkpoint_file(named: str) -> Path:
@@ -158,12 +169,12 @@ def check_continuable(
     state: dict[str, Any], config: TrainConfig, classes: Sequence[str], name: str
 ) -> None:
     """Refuse to continue a checkpoint of that name with other settings or classes than its own."""
-    if differing := TrainConfig.from_dict(state["config"]).differences(config):
+    if differing := TrainConfig.from_saved(state["config"]).differences(config):
         raise CheckpointError(
             f"{name} cannot be continued with other settings; it has {', '.join(differing)}"
         )
     if list(classes) != state["classes"]:
-        raise CheckpointError(f"{name} was trained on other classes than {config.data} has")
+        raise CheckpointError(f"{name} was trained on other classes than {config.data.data} has")
 
 
 def evaluated_weights(state: dict[str, Any]) -> dict[str, Any]:

@@ -1,25 +1,29 @@
-"""What a run shows in the terminal: a progress bar, a line for each epoch, a table at the end."""
+"""What a run shows in the terminal: its start, a progress bar, a line per epoch, a final table."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from fastaug.config import TrainConfig
+from fastaug.data.image_set import ImageSet
 from fastaug.errors import printable
+from fastaug.runtime.distributed import Group
 
 
 class RunConsole:
-    """The bar is drawn in a terminal alone; lines and tables go anywhere."""
+    """The terminal of a run. The bar is drawn in a terminal only; lines and tables go anywhere."""
 
     def __init__(self, total_steps: int, done: int, *, quiet: bool = False) -> None:
-        """quiet: nothing is shown."""
+        """quiet: show nothing."""
         self._console = Console(highlight=False, quiet=quiet)
         self._progress = Progress(
             TextColumn("{task.description}"),
@@ -75,23 +79,29 @@ class RunConsole:
         visible = done < total
         self._progress.update(self._evaluation, completed=done, total=total, visible=visible)
 
-    def summary(self, config: TrainConfig, summary: dict[str, Any]) -> None:
-        """The table at the end of a run."""
+    def summary(
+        self,
+        config: TrainConfig,
+        summary: dict[str, Any],
+        metric_rows: Callable[[dict[str, float], int], list[tuple[str, str]]],
+    ) -> None:
+        """The table at the end of a run. metric_rows: engine.metrics.metric_rows."""
         self._progress.stop()
         timing = summary["timing"]
         ended = "finished" if summary["finished"] else f"stopped at step {summary['step']:,}"
         held_out, of = [], ""
         if validation := summary.get("validation"):
-            top1 = _percent(validation, "top1", "top5")
+            (_, top1), *_ = metric_rows(validation, config.eval.tta)
             held_out, of = [("held-out images, top-1 / top-5", top1)], " of the held-out images"
         rows = [
-            ("run", f"{config.out} ({ended})"),
-            ("model", f"{config.model}, {summary['parameters']:,} parameters"),
+            ("run", f"{config.run.out} ({ended})"),
+            ("model", f"{config.model.model}, {summary['parameters']:,} parameters"),
             (
                 "objective",
-                f"average {config.average}, {config.views} views, KL weight {config.kl_weight:g}",
+                f"average {config.loss.average}, {config.view.views} views, "
+                f"KL weight {config.loss.kl_weight:g}",
             ),
-            *measure_rows(summary["measures"], config.tta),
+            *metric_rows(summary["measures"], config.eval.tta),
             *held_out,
             ("best epoch, top-1", f"{100 * summary['best_top1']:.1f}%{of}"),
             (
@@ -115,18 +125,41 @@ def show_table(title: str, rows: list[tuple[str, str]], console: Console | None 
     (console or Console(highlight=False)).print(table)
 
 
-def measure_rows(measures: dict[str, float], tta: int) -> list[tuple[str, str]]:
-    """The measures of evaluation.evaluate, as a person reads them."""
-    rows = [("central crop, top-1 / top-5", _percent(measures, "top1", "top5"))]
-    rows.append(("central crop, nll", f"{measures['nll']:.3f} nats"))
-    for prefix, averaged in (("tta_", "probabilities"), ("tta_logits_", "logits")):
-        if f"{prefix}top1" in measures:
-            percent = _percent(measures, f"{prefix}top1", f"{prefix}top5")
-            rows.append((f"{tta} views, averaged {averaged}", percent))
-    if (invariance := measures.get("invariance")) is not None:
-        rows.append((f"invariance (pairwise KL of {tta} views)", f"{invariance:.4f} nats"))
-    return rows
+def announcement(
+    config: TrainConfig,
+    train: ImageSet,
+    measured: Sequence[ImageSet],
+    *,
+    steps_per_epoch: int,
+    device: torch.device,
+    group: Group,
+) -> Iterator[str]:
+    """Line by line: what is trained on what and where, and what one might not expect of it.
 
-
-def _percent(measures: dict[str, float], *names: str) -> str:
-    return " / ".join(f"{100 * measures[name]:.1f}%" for name in names)
+    measured: the held-out images, if there are any, and the test images.
+    """
+    good, *held_out, tested = (len(images) - len(images.bad) for images in (train, *measured))
+    held = f", {held_out[0]:,} held-out" if held_out else ""
+    yield (
+        f"{config.model.model} on {config.data.data}: {good:,} training{held} and {tested:,} test "
+        f"images, {len(train.classes)} classes, {config.view.size} px"
+    )
+    if train.bad:
+        yield (
+            f"{len(train.bad)} unreadable training images are replaced by random others each epoch"
+        )
+    where = f"{group.ranks} ranks, each on {device}" if group.ranks > 1 else f"{device}"
+    yield (
+        f"{config.optim.epochs * steps_per_epoch:,} steps of {config.images_per_step} images x "
+        f"{config.view.views} views on {where}, {config.run.precision}, "
+        f"{config.data.loader} loader; run folder {config.run.out}"
+    )
+    left_over = len(train) - steps_per_epoch * config.images_per_step
+    if left_over > 0:
+        yield f"an epoch has whole steps: it leaves out {left_over} images, others each time"
+    if left_over < 0:
+        yield f"an epoch has whole steps: the last one repeats {-left_over} of its images"
+    if config.view.augment == "none" and config.view.views > 1:
+        yield "all views of an image are the same with --augment none; --views 1 costs less"
+    if config.view.randaugment_policy != "nfnet" and config.view.augment != "randaugment":
+        yield "--randaugment-policy has no effect without --augment randaugment"

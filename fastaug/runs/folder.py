@@ -1,5 +1,4 @@
-"""The run folder's records: config.json, metrics.jsonl, summary.json, views.png and TensorBoard's
-events.
+"""The run folder: config.json, metrics.jsonl, summary.json, views.png, checkpoints, TensorBoard.
 
 A disk that is full for a while must not end a run: lines that cannot be written wait for the next.
 """
@@ -16,59 +15,87 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import torch
 from PIL.Image import Image
 
 from fastaug.config import TrainConfig
 from fastaug.errors import ConfigError, printable
+from fastaug.runs.checkpoint import write_atomically
+from fastaug.runs.checkpoint_writer import CheckpointWriter
 from fastaug.runs.lock import FolderLock
-from fastaug.runtime.atomic import write_json
-from fastaug.runtime.atomic import atomic_write
+from fastaug.runs.tensorboard import TensorBoardWriter
+from fastaug.runtime.atomic import atomic_write, write_json
 
 SUMMARY_TRIES = 10
-"""A second apart, for the last file of a run."""
+"""Attempts to write the last file of a run, a second apart."""
 
 
 class RunFolder:
-    """Writes a run's records. Values under "timing" are the machine's, all others the run's."""
+    """All that a run writes. Nothing is touched before open(), and nothing is written after close()
+    or, if the folder is not opened (on ranks above 0), at all.
+
+    Values under "timing" depend on the machine, all others on the run only.
+    """
 
     def __init__(
         self,
-        path: Path,
         config: TrainConfig,
         *,
         say: Callable[[str], None],
         resume_step: int | None = None,
         evaluated_epochs: int | None = None,
     ) -> None:
-        """resume_step: None for a new run, else the step that the run continues from;
-        evaluated_epochs: it does not evaluate these again; None: all until then."""
-        self.path, self._say = path, say
+        """resume_step: the step that the run continues from, None for a new run;
+        evaluated_epochs: epochs that are not evaluated again; None: all before resume_step."""
+        self.path = Path(config.run.out)
+        self._config, self._say = config, say
+        self._resume_step, self._evaluated_epochs = resume_step, evaluated_epochs
+        self._is_open = False
         self._waiting = b""
         """Lines of metrics.jsonl that are not on the disk yet."""
         self._writing = threading.Lock()
         self._failing = False
+        self._bad_images: list[str] | None = None
+        self._last_saved = 0.0
+
+    def open(self) -> RunFolder:
+        """Lock the folder and begin to write, or raise ConfigError."""
+        path, resume_step = self.path, self._resume_step
         try:
             path.mkdir(parents=True, exist_ok=True)
-            self._lock = FolderLock(path, say)
+            self._lock = FolderLock(path, self._say)
             with ExitStack() as undo:
                 undo.callback(self._lock.release)
-                self._check_still(resume_step)
-                write_json(path / "config.json", config.to_dict())
+                self._check_still()
+                write_json(path / "config.json", self._config.to_flat())
                 metrics = path / "metrics.jsonl"
-                self._keep_metrics_until(metrics, resume_step or 0, evaluated_epochs)
+                self._keep_metrics_until(metrics, resume_step or 0, self._evaluated_epochs)
                 self._metrics = os.open(metrics, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-                self._events = TensorBoardWriter(path, None if resume_step is None else resume_step + 1)
+                purge = None if resume_step is None else resume_step + 1
+                self._events = TensorBoardWriter(path, purge)
                 undo.pop_all()
         except OSError as error:
             raise ConfigError(
                 f"--out {path}: cannot be written ({error.strerror or error})"
             ) from error
+        keep = self._config.run.keep_checkpoints
+        self._checkpoints = CheckpointWriter(path, keep=keep, say=self._say, flush=self.flush)
+        self._last_saved = time.monotonic()
+        self._is_open = True
+        return self
+
+    def __enter__(self) -> RunFolder:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
 
     def write(self, kind: str, step: int, values: dict[str, Any], timing: dict[str, float]) -> None:
         """One record: a line of metrics.jsonl, and a scalar of TensorBoard for each number."""
+        if not self._is_open:
+            return
         # JSON knows neither nan nor infinity: a mean over nothing is null.
-        known = {name: None if _is_no_number(value) else value for name, value in values.items()}
+        known = {name: None if _is_non_finite(value) else value for name, value in values.items()}
         record = {"kind": kind, "step": step, **known, "timing": timing}
         with self._writing:
             self._waiting += json.dumps(record).encode() + b"\n"
@@ -78,12 +105,17 @@ class RunFolder:
                 self._events.add_scalar(f"{kind}/{name}", value, step)
 
     def write_picture(self, name: str, picture: Image) -> None:
+        if not self._is_open:
+            return
         self._events.add_picture(name, picture)
         with suppress(OSError), atomic_write(self.path / f"{name}.png", ".png") as temporary:
             picture.save(temporary)
 
     def write_bad_images(self, lines: list[str]) -> None:
         """bad-images.txt: a line for each image that the run does without, if there is one."""
+        if not self._is_open or lines == self._bad_images:
+            return
+        self._bad_images = lines
         file = self.path / "bad-images.txt"
         with suppress(OSError):
             file.unlink(missing_ok=True)
@@ -91,7 +123,19 @@ class RunFolder:
                 text = "".join(f"{printable(line)}\n" for line in lines)
                 file.write_text(text, encoding="utf-8", errors="backslashreplace")
 
+    def write_bad_batch(self, batch: dict[str, Any]) -> Path:
+        """bad-batch.pt, for torch.load."""
+        path = self.path / "bad-batch.pt"
+        if self._is_open:
+            try:
+                write_atomically(path, lambda file: torch.save(batch, file))
+            except OSError as error:
+                self._say(f"warning: {path}: cannot be written ({error.strerror})")
+        return path
+
     def write_summary(self, summary: dict[str, Any]) -> None:
+        if not self._is_open:
+            return
         for tries_left in reversed(range(SUMMARY_TRIES)):
             try:
                 write_json(self.path / "summary.json", summary)
@@ -108,7 +152,46 @@ class RunFolder:
             while self._waiting:
                 self._waiting = self._waiting[os.write(self._metrics, self._waiting) :]
 
+    # --- checkpoints ---
+
+    def is_checkpoint_due(self, step: int) -> bool:
+        """True if --checkpoint-every or --checkpoint-minutes asks for one after this step."""
+        every, seconds = self._config.run.checkpoint_every, 60 * self._config.run.checkpoint_minutes
+        if not self._is_open:
+            return False
+        if every and step % every == 0:
+            return True
+        return bool(seconds) and time.monotonic() - self._last_saved >= seconds
+
+    def save(self, state: dict[str, Any], *, best: bool = False) -> None:
+        """Copy the state; it is written asynchronously."""
+        if self._is_open:
+            self._checkpoints.save(state, best=best)
+            self._last_saved = time.monotonic()
+
+    @property
+    def has_best(self) -> bool:
+        """True if there is a best.pt, or will be."""
+        return not self._is_open or self._checkpoints.has_best
+
+    def finish_saving(self) -> None:
+        """Wait until all checkpoints are written."""
+        if self._is_open:
+            self._checkpoints.close()
+
+    # --- the end ---
+
     def close(self) -> None:
+        """Write what is left and release the folder."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        try:
+            self._checkpoints.close()
+        finally:
+            self._close_records()
+
+    def _close_records(self) -> None:
         self._try_to_write()
         if self._waiting:
             lines = self._waiting.count(b"\n")
@@ -130,8 +213,9 @@ class RunFolder:
         else:
             self._failing = False
 
-    def _check_still(self, resume_step: int | None) -> None:
-        """That the folder, now that it is ours, is what the run was going to begin with."""
+    def _check_still(self) -> None:
+        """Raise ConfigError if another process has changed the folder before it was locked."""
+        resume_step = self._resume_step
         if resume_step is None:
             check_unused(self.path)
         elif self._lock.waited and (newest := _newest_step(self.path)) > resume_step:
@@ -177,54 +261,5 @@ def _newest_step(path: Path) -> int:
     return max((int(name) for name in names if name.isdigit()), default=-1)
 
 
-class TensorBoardWriter:
-    """TensorBoard's events. What cannot be written is lost: metrics.jsonl has the same numbers."""
-
-    _TRY_AGAIN = 60.0
-
-    def __init__(self, folder: Path, purge_step: int | None = None) -> None:
-        self._folder, self._purge_step = folder, purge_step
-        self._writer: Any = None
-        self._next_try = 0.0
-        self._open()
-
-    def _open(self) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        self._writer = SummaryWriter(str(self._folder), purge_step=self._purge_step)
-        self._purge_step = None  # of what an earlier run wrote: once
-
-    def add_scalar(self, name: str, value: float, step: int) -> None:
-        self._try(lambda: self._writer.add_scalar(name, value, step))
-
-    def add_picture(self, name: str, picture: Image) -> None:
-        pixels = np.asarray(picture)
-        self._try(lambda: self._writer.add_image(name, pixels, 0, dataformats="HWC"))
-
-    def close(self) -> None:
-        with suppress(OSError, ValueError):
-            if self._writer is not None:
-                self._writer.close()
-        self._writer = None
-
-    def _try(self, write: Callable[[], None]) -> None:
-        if self._writer is None and time.monotonic() < self._next_try:
-            return
-        try:
-            if self._writer is None:
-                self._open()
-            write()
-        except (OSError, ValueError):  # ValueError: its file was closed when it failed
-            self.close()
-            self._next_try = time.monotonic() + self._TRY_AGAIN
-
-
-def write_event_picture(folder: Path, name: str, picture: Image) -> None:
-    """A picture for TensorBoard alone, outside a run."""
-    events = TensorBoardWriter(folder)
-    events.add_picture(name, picture)
-    events.close()
-
-
-def _is_no_number(value: Any) -> bool:
+def _is_non_finite(value: Any) -> bool:
     return isinstance(value, float) and not math.isfinite(value)

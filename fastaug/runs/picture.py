@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from PIL import Image, ImageDraw, ImageFont
 
-from fastaug.views.batch import ViewBatch
-from fastaug.config import TrainConfig
 from fastaug.data.image_set import ImageSet
+from fastaug.views.batch import ViewBatch
+from fastaug.views.config import ViewConfig
 from fastaug.views.reference import denormalize
 
 CELL = 128
@@ -16,7 +16,7 @@ _PAPER, _INK = (255, 255, 255), (30, 30, 30)
 
 
 def draw_views(
-    images: ImageSet, batch: ViewBatch, config: TrainConfig, rows: int = 8
+    images: ImageSet, batch: ViewBatch, config: ViewConfig, rows: int = 8
 ) -> Image.Image:
     """The first images of a batch with their labels, in levels as they were before normalizing."""
     levels = denormalize(batch.views[:rows].cpu(), config).permute(0, 1, 3, 4, 2).numpy()

@@ -1,6 +1,7 @@
-"""Weights as a safetensors file, with all that is needed to use them beside them.
+"""Trained networks: from a checkpoint, and to and from safetensors.
 
-Other programs read the format, and nothing in such a file can be executed.
+A safetensors file has everything that is needed to use its weights in its metadata. Other programs
+read the format, and nothing in such a file can be executed.
 """
 
 from __future__ import annotations
@@ -15,23 +16,23 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 import fastaug
-from fastaug.runs.checkpoint import evaluated_weights
 from fastaug.config import TrainConfig
-from fastaug.views.reference import NORMALIZATION
 from fastaug.errors import CheckpointError
-from fastaug.models import build_configured_model
+from fastaug.models.build import build_configured_model
+from fastaug.runs.checkpoint import evaluated_weights
+from fastaug.views.reference import NORMALIZATION
 
 
 def safetensors_metadata(state: dict[str, Any]) -> dict[str, str]:
-    """What a checkpoint says of its network. The format knows strings alone: lists are JSON."""
-    config = TrainConfig.from_dict(state["config"])
-    mean, deviation = NORMALIZATION[config.normalize]
+    """Metadata about the network of a checkpoint. The values must be strings: lists are JSON."""
+    config = TrainConfig.from_saved(state["config"])
+    mean, deviation = NORMALIZATION[config.view.normalize]
     return {
-        "format": "pt",  # what libraries that read weights by this format look for
-        "model": config.model,
+        "format": "pt",  # other libraries look for this
+        "model": config.model.model,
         "classes": json.dumps(list(state["classes"])),
-        "size": str(config.size),
-        "input": "RGB, (level - mean) / std of levels 0 to 255, [N, 3, size, size]",
+        "size": str(config.view.size),
+        "input": "RGB, (pixel - mean) / std of pixel values 0 to 255, [N, 3, size, size]",
         "mean": json.dumps(mean),
         "std": json.dumps(deviation),
         "config": json.dumps(state["config"]),
@@ -41,17 +42,17 @@ def safetensors_metadata(state: dict[str, Any]) -> dict[str, str]:
 
 
 def write_safetensors(path: Path, weights: dict[str, Tensor], metadata: dict[str, str]) -> None:
-    """To the very path: whoever wants the file whole or not at all gives a temporary one."""
+    """Write the file in place; for an atomic write, give a temporary path."""
     path.write_bytes(_as_bytes(weights, metadata))
 
 
 def weights_as_safetensors(state: dict[str, Any]) -> bytes:
-    """A checkpoint's state -> the file of its evaluated weights."""
+    """Content of the safetensors file with the evaluated weights of a checkpoint."""
     return _as_bytes(evaluated_weights(state), safetensors_metadata(state))
 
 
 def _as_bytes(weights: dict[str, Tensor], metadata: dict[str, str]) -> bytes:
-    # The format takes neither channels-last tensors nor two names for one piece of memory.
+    # The format takes neither channels-last tensors nor tensors that share memory.
     copies = {
         name: weight.detach().cpu().clone(memory_format=torch.contiguous_format)
         for name, weight in weights.items()
@@ -59,8 +60,16 @@ def _as_bytes(weights: dict[str, Tensor], metadata: dict[str, str]) -> bytes:
     return save(copies, metadata)
 
 
+def model_from_checkpoint(state: dict[str, Any]) -> nn.Module:
+    """Network of a loaded checkpoint with its evaluated weights, on the CPU."""
+    config = TrainConfig.from_saved(state["config"])
+    model = build_configured_model(config.model, len(state["classes"]), config.view.size)
+    model.load_state_dict(evaluated_weights(state))
+    return model
+
+
 def model_from_safetensors(path: str | Path) -> nn.Module:
-    """The network of a file, from the file alone, ready to be evaluated on the CPU."""
+    """Network of a file that fastaug wrote, on the CPU and in evaluation mode."""
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -69,13 +78,15 @@ def model_from_safetensors(path: str | Path) -> nn.Module:
         raise CheckpointError(f"{path}: cannot be read as safetensors ({error})") from error
     if missing := sorted({"config", "classes"} - set(metadata)):
         raise CheckpointError(
-            f"{path}: has no {' and '.join(missing)} in its metadata; "
-            "files of fastaug.export have, and those of other programs need their own reader"
+            f"{path}: has no {' and '.join(missing)} in its metadata; take a file that "
+            "fastaug.export wrote, and read those of other programs with safetensors"
         )
-    config = TrainConfig.from_dict(json.loads(metadata["config"]))
-    model = build_configured_model(config, len(json.loads(metadata["classes"])))
+    config = TrainConfig.from_saved(json.loads(metadata["config"]))
+    model = build_configured_model(
+        config.model, len(json.loads(metadata["classes"])), config.view.size
+    )
     try:
         model.load_state_dict(weights)
-    except RuntimeError as error:  # names or shapes, a line for each
-        raise CheckpointError(f"{path}: not the weights of a {config.model}") from error
+    except RuntimeError as error:  # its message has a line for each name and shape
+        raise CheckpointError(f"{path}: not the weights of a {config.model.model}") from error
     return model.eval()

@@ -14,16 +14,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastaug.config import TrainConfig
-from fastaug.errors import DataError
+from fastaug.errors import DataError, describe_error
 from fastaug.kernels.admission import KernelReport, cached_report, device_name, report_file
 from fastaug.views.batch import VIEW_DTYPES
+from fastaug.views.config import ViewConfig
 from fastaug.views.packed_plan import pictures_of
 from fastaug.views.philox import uniforms
 from fastaug.views.plan import ViewPlans
 from fastaug.views.randaugment import NAMES, draw_operations
 from fastaug.views.reference import reference_views
-from fastaug.views.render_spec import render_spec_of
+from fastaug.views.render_spec import RenderSpec
 
 if TYPE_CHECKING:
     from fastaug.views.engine import ViewEngine
@@ -42,7 +42,7 @@ class _Case(NamedTuple):
     name: str
     images: list[Tensor]
     plans: ViewPlans
-    config: TrainConfig
+    config: ViewConfig
     tolerance: float
     """In levels."""
 
@@ -54,7 +54,7 @@ def compare(engine: ViewEngine, device: torch.device) -> KernelReport:
         try:
             error = _error(engine, case, device)
         except Exception as raised:  # a driver may raise anything; that is a refusal
-            said = f"{case.name}: {type(raised).__name__}: {str(raised).partition(chr(10))[0]}"
+            said = f"{case.name}: {describe_error(raised)}"
             return KernelReport(engine.name, device_name(device), False, cases, said)
         if not error <= worst:
             worst, worst_name = error, f"off by {error:.2g} x the tolerance, {case.name}"
@@ -73,7 +73,7 @@ def _error(engine: ViewEngine, case: _Case, device: torch.device) -> float:
     """The largest difference from the reference, in units of the tolerance; NaN counts as one."""
     images = [image.to(device) for image in case.images]
     pictures, kept = pictures_of(images)
-    form = render_spec_of(case.config)
+    form = RenderSpec.of(case.config)
     found = engine.start(pictures, case.plans, form, threads=1, kept=kept).finish()
     expected = torch.stack(
         [
@@ -94,19 +94,18 @@ def _cases() -> Iterator[_Case]:
     number = 0
     for interpolation in ("bilinear", "bicubic"):
         for antialias in (False, True):
-            config = TrainConfig(
+            config = ViewConfig(
                 size=_SIZE,
                 interpolation=interpolation,
                 antialias=antialias,
                 views_dtype=dtypes[number % 3],  # type: ignore[arg-type]
-                precision="bf16",
             )
             number += 1
             sizes, boxes = zip(*_BOXES, strict=True)
             plans = _plans([[(1, 1, *box), (0, 0, *box)] for box in boxes])
             name = f"{interpolation}{', antialiased' if antialias else ''}, {config.views_dtype}"
             yield _Case(name, [_picture(*size) for size in sizes], plans, config, _RESAMPLED)
-    config = TrainConfig(size=_SIZE, crop="pad", normalize="cifar")
+    config = ViewConfig(size=_SIZE, crop="pad", normalize="cifar")
     plans = _plans([[(-4, 3, _SIZE, _SIZE), (2, -4, _SIZE, _SIZE)]])
     yield _Case("reflected at the edges", [_picture(_SIZE, _SIZE)], plans, config, 0)
     for magnitude in (3.0, 8.0):
@@ -115,7 +114,7 @@ def _cases() -> Iterator[_Case]:
 
 def _operations(magnitude: float) -> _Case:
     """Every operation by itself, and with another one before it."""
-    config = TrainConfig(size=_SIZE, augment="randaugment", randaugment_layers=2, views=16)
+    config = ViewConfig(size=_SIZE, augment="randaugment", randaugment_layers=2, views=16)
     numbers = uniforms(0, 0, 0, np.arange(2), len(NAMES), 6).reshape(2, len(NAMES), 2, 3)
     numbers[..., 1, 0] = (np.arange(len(NAMES)) + 0.5) / len(NAMES)
     numbers[0, :, 0, 0] = 0.5 / len(NAMES)  # auto_contrast, which changes little

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastaug.config import TrainConfig
 from fastaug.errors import ConfigError, DataError, KernelUnavailableError
 from fastaug.kernels.admission import KernelReport
 from fastaug.runtime.cores import core_count
 from fastaug.views.admission import check_admission
+from fastaug.views.config import ViewConfig
 from fastaug.views.native import NativeViews
 from fastaug.views.packed_plan import Pictures, check_images, check_plan, pictures_of
 from fastaug.views.philox import TRAIN_VIEWS
@@ -28,7 +28,6 @@ log = logging.getLogger("fastaug")
 # Numbers of views, about 100 us of work: for less, waking another thread takes longer.
 _PER_THREAD = 2**18
 _reports: dict[tuple[str, torch.device], KernelReport] = {}
-_said: list[str] = []
 
 
 class StartedViews(Protocol):
@@ -76,30 +75,26 @@ def engine_of(device: torch.device) -> ViewEngine:
     return NativeViews()
 
 
-def resolve_engine(config: TrainConfig, device: torch.device) -> ViewEngine | None:
-    """What --views-engine means here, which is said; None: DALI's operators."""
-    if config.views_engine == "dali":
-        _say("views engine: dali")
-        return None
-    if config.augment == "randaugment" and config.randaugment_policy == "dali":
-        _say("views engine: dali (its own RandAugment policy)")
-        return None
-    try:
-        engine = fused_engine(device)
-    except KernelUnavailableError as error:
-        if config.views_engine == "fused":
-            raise KernelUnavailableError(f"{error}; use --views-engine dali, or auto") from error
-        _say(f"views engine: dali ({error})", logging.WARNING)
-        return None
-    _say(f"views engine: fused ({engine.name})")
+def resolve_engine(
+    config: ViewConfig, device: torch.device, *, report: bool = True
+) -> ViewEngine | None:
+    """The engine that --views-engine means here; None: DALI's operators. report: log which."""
+    engine, reason, level = None, "", logging.INFO
+    if config.uses_dali_policy:
+        reason = " (its own RandAugment policy)"
+    elif config.views_engine != "dali":
+        try:
+            engine = fused_engine(device)
+        except KernelUnavailableError as error:
+            if config.views_engine == "fused":
+                raise KernelUnavailableError(
+                    f"{error}; use --views-engine dali, or auto"
+                ) from error
+            reason, level = f" ({error})", logging.WARNING
+    if report:
+        chosen = f"fused ({engine.name})" if engine else f"dali{reason}"
+        log.log(level, "views engine: %s", chosen)
     return engine
-
-
-def _say(text: str, level: int = logging.INFO) -> None:
-    """The first choice of a process: that of its training. An evaluation may take another one."""
-    if not _said:
-        log.log(level, text)
-    _said.append(text)
 
 
 def plan_views(
@@ -109,23 +104,24 @@ def plan_views(
     size: int,
     indices: Sequence[int] | None = None,
     epoch: int = 0,
+    seed: int = 0,
     **options: Any,
 ) -> ViewPlans:
     """Draw the plans of K random views of each image, which follow from (seed, epoch, index, view).
 
     indices: the images' numbers in the data set; default: their places in the list, so that two
-    batches get the same plans. options: what TrainConfig has for views: augment, crop, crop_area,
-    crop_sampling, seed, randaugment_layers, randaugment_magnitude.
+    batches get the same plans. options: other settings of ViewConfig: augment, crop,
+    crop_area, crop_sampling, randaugment_layers, randaugment_magnitude.
     """
     check_images(images)
-    config = TrainConfig(views=views, batch_size=views, size=size, **options)
+    config = ViewConfig(views=views, size=size, **options)
     numbers = np.arange(len(images)) if indices is None else np.asarray(indices, np.int64)
     if numbers.shape != (len(images),) or numbers.min() < 0 or numbers.max() >= 2**32:
         raise DataError(
             f"indices must be {len(images)} numbers from 0 to 2**32 - 1, one for each image"
         )
     sizes = np.array([image.shape[:2] for image in images], np.int32).reshape(-1, 2)
-    return draw_plans(config, epoch, TRAIN_VIEWS, numbers, sizes)
+    return draw_plans(config, seed, epoch, TRAIN_VIEWS, numbers, sizes)
 
 
 def make_views(

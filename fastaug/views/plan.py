@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fastaug.config import TrainConfig
 from fastaug.errors import DataError
+from fastaug.views.config import ViewConfig
 from fastaug.views.philox import uniforms_at
 from fastaug.views.randaugment import (
     NAMES,
@@ -100,7 +100,12 @@ def _named(operations: np.ndarray, arguments: np.ndarray) -> tuple[Operation, ..
 
 
 def draw_plans(
-    config: TrainConfig, epoch: int, purpose: int, indices: np.ndarray, sizes: np.ndarray
+    config: ViewConfig,
+    seed: int,
+    epoch: int,
+    purpose: int,
+    indices: np.ndarray,
+    sizes: np.ndarray,
 ) -> ViewPlans:
     """indices: [B], places in the data set; sizes: [B, 2], heights and widths -> their plans."""
     layers = config.randaugment_layers if config.augment == "randaugment" else 0
@@ -117,7 +122,7 @@ def draw_plans(
     places = [range(_BOX + _BOX_NUMBERS[sampling])]
     if layers:
         places.append(range(_LAYERS, _LAYERS + NUMBERS_PER_LAYER * layers))
-    numbers, *for_layers = uniforms_at(config.seed, epoch, purpose, indices, config.views, *places)
+    numbers, *for_layers = uniforms_at(seed, epoch, purpose, indices, config.views, *places)
     height, width = sizes[:, None, 0].astype(np.float64), sizes[:, None, 1].astype(np.float64)
     boxes = draw_boxes[sampling](numbers[..., _BOX:], height, width, config)
     operations, arguments = _no_operations(shape)
@@ -135,7 +140,7 @@ def _no_operations(shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
     return np.zeros((*shape, 0), np.int32), np.zeros((*shape, 0, 4))
 
 
-def central_boxes(sizes: np.ndarray, config: TrainConfig) -> np.ndarray:
+def central_boxes(sizes: np.ndarray, config: ViewConfig) -> np.ndarray:
     """[B, 2] -> [B, 4]: the one view of an evaluation; of CIFAR it is the image itself."""
     if config.crop == "pad":
         return np.concatenate([np.zeros_like(sizes), sizes], axis=1).astype(np.int32)
@@ -147,14 +152,14 @@ def central_boxes(sizes: np.ndarray, config: TrainConfig) -> np.ndarray:
 
 
 def _padded_boxes(
-    numbers: np.ndarray, height: np.ndarray, width: np.ndarray, config: TrainConfig
+    numbers: np.ndarray, height: np.ndarray, width: np.ndarray, config: ViewConfig
 ) -> np.ndarray:
     corner = np.floor(numbers * (2 * PAD + 1)) - PAD
     return np.concatenate([corner, np.full_like(corner, config.size)], axis=-1).astype(np.int32)
 
 
 def _dali_boxes(
-    numbers: np.ndarray, height: np.ndarray, width: np.ndarray, config: TrainConfig
+    numbers: np.ndarray, height: np.ndarray, width: np.ndarray, config: ViewConfig
 ) -> np.ndarray:
     """Area uniform, aspect ratio log-uniform, the first of ten that fits; as DALI draws it."""
     low, high = config.crop_area
@@ -187,7 +192,7 @@ def _largest(height: np.ndarray, width: np.ndarray, most: float) -> tuple[np.nda
 
 
 def _tf_boxes(
-    numbers: np.ndarray, height: np.ndarray, width: np.ndarray, config: TrainConfig
+    numbers: np.ndarray, height: np.ndarray, width: np.ndarray, config: ViewConfig
 ) -> np.ndarray:
     """Ratio uniform, then height uniform among those that fit; as TensorFlow's
     sample_distorted_bounding_box draws it for a box around the whole image.

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastaug.config import TrainConfig
+from fastaug.views.config import ViewConfig
 from fastaug.views.plan import PAD, ViewPlan
 from fastaug.views.randaugment import apply_operations
 
@@ -25,7 +25,7 @@ LEVEL_TIE = 0.003
 """Added to a level before it is cut to a whole one."""
 
 
-def reference_views(image: np.ndarray, plans: Sequence[ViewPlan], config: TrainConfig) -> Tensor:
+def reference_views(image: np.ndarray, plans: Sequence[ViewPlan], config: ViewConfig) -> Tensor:
     """image: [H, W, 3] uint8, K plans -> normalized views: [K, S, S, 3] fp32."""
     margin = 0
     if config.crop == "pad":
@@ -42,7 +42,7 @@ def reference_views(image: np.ndarray, plans: Sequence[ViewPlan], config: TrainC
     return views.sub_(mean).mul_(1 / deviation)
 
 
-def denormalize(views: Tensor, config: TrainConfig) -> Tensor:
+def denormalize(views: Tensor, config: ViewConfig) -> Tensor:
     """[..., 3, H, W] normalized -> the same in uint8 levels, to look at."""
     mean, deviation = (
         torch.tensor(values, device=views.device)[:, None, None]
@@ -51,7 +51,7 @@ def denormalize(views: Tensor, config: TrainConfig) -> Tensor:
     return (views.float() * deviation + mean).round_().clamp_(0, 255).to(torch.uint8)
 
 
-def _make_view(view: Tensor, plan: ViewPlan, config: TrainConfig) -> Tensor:
+def _make_view(view: Tensor, plan: ViewPlan, config: ViewConfig) -> Tensor:
     """view: the crop [H, W, 3] in levels -> [S, S, 3], in levels, not yet normalized."""
     if (plan.height, plan.width) != (config.size, config.size):
         view = resize(view, config.size, config.interpolation, config.antialias)

@@ -9,9 +9,9 @@ from typing import Literal, get_args
 import numpy as np
 import torch
 
-from fastaug.config import TrainConfig
 from fastaug.errors import ConfigError, suggest
 from fastaug.views.batch import VIEW_DTYPES
+from fastaug.views.config import ViewConfig
 from fastaug.views.reference import NORMALIZATION
 
 Interpolation = Literal["bilinear", "bicubic"]
@@ -59,11 +59,12 @@ class RenderSpec:
         _, deviation = NORMALIZATION[self.normalize] if self.normalize else _AS_THEY_ARE
         return tuple((1 / np.array(deviation, np.float32)).tolist())
 
-
-def render_spec_of(config: TrainConfig) -> RenderSpec:
-    return RenderSpec(
-        interpolation=config.interpolation,
-        antialias=config.antialias,
-        normalize=config.normalize,
-        dtype=VIEW_DTYPES[config.views_dtype],
-    )
+    @classmethod
+    def of(cls, config: ViewConfig) -> RenderSpec:
+        """The spec that the settings name."""
+        return cls(
+            interpolation=config.interpolation,
+            antialias=config.antialias,
+            normalize=config.normalize,
+            dtype=VIEW_DTYPES[config.views_dtype],
+        )

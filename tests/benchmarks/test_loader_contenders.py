@@ -80,7 +80,7 @@ def settings(**changes: object) -> TrainConfig:
     values: dict = {"views": 2, "batch_size": 8, "size": SIDE, "crop_area": (1.0, 1.0)}
     values |= {"workers": 1, "randaugment_layers": 3, "precision": "bf16"}
     values |= {"interpolation": "bilinear", "antialias": True}
-    return TrainConfig(**(values | changes))
+    return TrainConfig.from_flat(**(values | changes))
 
 
 def taken(name: str, images: ImageSet, config: TrainConfig, count: int) -> list[Tensor]:

@@ -272,7 +272,7 @@ def test_the_stages_take_the_loader_that_was_asked_for(
     build = stages.build_loader
 
     def noted(config: TrainConfig, images: ImageSet) -> object:
-        built.append((config.loader, config.views_engine))
+        built.append((config.data.loader, config.view.views_engine))
         return build(config, images)
 
     monkeypatch.setattr(stages, "build_loader", noted)

@@ -13,8 +13,8 @@ from nvidia.dali.data_node import DataNode
 from nvidia.dali.pipeline import Pipeline
 
 from fastaug.config import TrainConfig
-from fastaug.pipelines.decode import decode_pipeline
-from fastaug.pipelines.views import view_pipeline
+from fastaug.pipelines.dali_views import view_pipeline
+from fastaug.pipelines.decoder import decode_pipeline
 
 
 class Operator(NamedTuple):
@@ -85,7 +85,7 @@ POLICIES = [
 
 
 def test_a_gpu_decodes_with_the_same_settings() -> None:
-    (images,) = decode_pipeline(TrainConfig(), "gpu", **GPU)._graph_out
+    (images,) = decode_pipeline("gpu", **GPU)._graph_out
     settings = images.source._op._init_args
     assert settings["jpeg_fancy_upsampling"] is True  # a CPU does so anyway
     assert settings["adjust_orientation"] is False
@@ -96,9 +96,10 @@ def test_a_gpu_decodes_with_the_same_settings() -> None:
 class TestGpuPlacement:
     @pytest.mark.parametrize("decoded_on", ["cpu", "gpu"])
     def test_every_operator_has_a_place(self, changes: dict, decoded_on: str) -> None:
-        config = TrainConfig(**changes)
-        views = view_pipeline(config, "gpu", decoded_on, **GPU)
-        decoding = decode_pipeline(config, "gpu", config.crop == "pad", **GPU)
+        config = TrainConfig.from_flat(**changes)
+        views = view_pipeline(config.view, "gpu", decoded_on, **GPU)
+        padded = config.view.size if config.view.crop == "pad" else None
+        decoding = decode_pipeline("gpu", padded_size=padded, **GPU)
         assert misplaced(views) == []
         assert misplaced(decoding) == []
         places = {name: device for name, device, *_ in operators(decoding)}
@@ -107,7 +108,7 @@ class TestGpuPlacement:
 
     def test_all_work_on_pixels_is_on_the_gpu(self, changes: dict) -> None:
         """What stays on the host are the plans: their inputs, subscripts and conditions."""
-        views = view_pipeline(TrainConfig(**changes), "gpu", "gpu", **GPU)
+        views = view_pipeline(TrainConfig.from_flat(**changes).view, "gpu", "gpu", **GPU)
         on_host = {name for name, device, *_ in operators(views) if device == "cpu"}
         assert on_host <= {
             *("ExternalSource", "_TensorSubscript", "_ArithmeticGenericOp", "Cast", "Reshape"),
@@ -117,9 +118,13 @@ class TestGpuPlacement:
 
     def test_the_same_operators_run_on_the_cpu(self, changes: dict) -> None:
         on_cpu = {**GPU, "device_id": None}
-        config = TrainConfig(**changes)
-        ours = sorted(name for name, *_ in operators(view_pipeline(config, "cpu", "cpu", **on_cpu)))
-        gpu = sorted(name for name, *_ in operators(view_pipeline(config, "gpu", "gpu", **GPU)))
+        config = TrainConfig.from_flat(**changes)
+        ours = sorted(
+            name for name, *_ in operators(view_pipeline(config.view, "cpu", "cpu", **on_cpu))
+        )
+        gpu = sorted(
+            name for name, *_ in operators(view_pipeline(config.view, "gpu", "gpu", **GPU))
+        )
         assert ours == gpu
 
 

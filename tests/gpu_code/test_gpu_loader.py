@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -33,8 +32,8 @@ Tiny = Callable[..., TrainConfig]
 )
 def test_the_views_are_those_of_the_cpu(tiny: Tiny, changes: dict) -> None:
     config = tiny(loader="dali", **changes)
-    on_gpu = list(fastaug.build_loader(replace(config, device="cuda")))
-    on_cpu = list(fastaug.build_loader(replace(config, device="cpu")))
+    on_gpu = list(fastaug.build_loader(config.replace(device="cuda")))
+    on_cpu = list(fastaug.build_loader(config.replace(device="cpu")))
     differing = []
     for ours, theirs in zip(on_gpu, on_cpu, strict=True):
         assert ours.views.is_cuda
@@ -44,7 +43,7 @@ def test_the_views_are_those_of_the_cpu(tiny: Tiny, changes: dict) -> None:
             (ours.views.float().cpu() - theirs.views.float()).abs().flatten(2).mean(-1)
         )
     # A level is 0.017. nvJPEG rounds otherwise than libjpeg, and a posterized level goes far.
-    limit = 0.15 if config.augment == "randaugment" else 0.03
+    limit = 0.15 if config.view.augment == "randaugment" else 0.03
     assert torch.cat(differing).median() < limit
 
 
@@ -54,10 +53,10 @@ def test_batches_that_are_kept_stay_as_they_were(tiny: Tiny) -> None:
 
 def test_a_stopped_run_ends_as_a_whole_one(tiny: Tiny) -> None:
     config = tiny(loader="dali", device="cuda", augment="randaugment", precision="bf16")
-    whole = replace(config, out=f"{config.out}-whole")
+    whole = config.replace(out=f"{config.run.out}-whole")
     Trainer(whole).fit()
-    Trainer(replace(config, max_steps=5)).fit()
-    Trainer(config, Path(config.out) / "last.pt").fit()
-    ours, theirs = (torch.load(Path(c.out) / "last.pt")["model"] for c in (config, whole))
+    Trainer(config.replace(max_steps=5)).fit()
+    Trainer(config, Path(config.run.out) / "last.pt").fit()
+    ours, theirs = (torch.load(Path(c.run.out) / "last.pt")["model"] for c in (config, whole))
     for name, value in theirs.items():
         torch.testing.assert_close(ours[name], value, rtol=1e-3, atol=1e-4)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -144,7 +143,7 @@ def test_a_data_set_in_memory_lives_on_the_gpu(augment: str, tiny: Tiny, tmp_pat
         normalize="cifar",
     )
     ours, theirs = (
-        list(fastaug.build_loader(replace(config, device=device))) for device in ("cuda", "cpu")
+        list(fastaug.build_loader(config.replace(device=device))) for device in ("cuda", "cpu")
     )
     for one, other in zip(ours, theirs, strict=True):
         assert one.views.is_cuda
@@ -156,7 +155,7 @@ def test_a_data_set_in_memory_lives_on_the_gpu(augment: str, tiny: Tiny, tmp_pat
 def test_both_engines_of_the_loader_make_the_same_views(dtype: str, tiny: Tiny) -> None:
     config = tiny(loader="dali", device="cuda", views_dtype=dtype, precision="bf16")
     fused, operators = (
-        list(fastaug.build_loader(replace(config, views_engine=name))) for name in ("fused", "dali")
+        list(fastaug.build_loader(config.replace(views_engine=name))) for name in ("fused", "dali")
     )
     for one, other in zip(fused, operators, strict=True):
         assert torch.equal(one.indices, other.indices)

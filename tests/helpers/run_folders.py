@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,8 @@ def write_run(
 ) -> Path:
     """A finished run. records: the lines of metrics.jsonl, which is not written without any."""
     folder.mkdir(parents=True)
-    config = replace(config, out=str(folder))
-    (folder / "config.json").write_text(json.dumps(config.to_dict()))
+    config = config.replace(out=str(folder))
+    (folder / "config.json").write_text(json.dumps(config.to_flat()))
     summary: dict[str, Any] = {
         "finished": True,
         "step": 100,

@@ -18,7 +18,7 @@ SIZE = 10_000
 def state_of(step: int) -> dict[str, Any]:
     """A state in which every number is the step."""
     return {
-        "config": TrainConfig().to_dict(),
+        "config": TrainConfig().to_flat(),
         "classes": ["cat", "dog"],
         "model": {"w": torch.full((SIZE,), float(step))},
         "ema": None,

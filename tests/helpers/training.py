@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -29,14 +28,14 @@ def tiny_config(data: Path, out: Path, /, **changes: object) -> TrainConfig:
         "log_every": 2,
         "out": str(out),
     }
-    return TrainConfig(**(settings | changes))
+    return TrainConfig.from_flat(**(settings | changes))
 
 
 def run(config: TrainConfig, name: str = "", checkpoint: Path | None = None) -> Path:
     """Train in this process; name is added to the name of the run folder, which is returned."""
-    config = replace(config, out=f"{config.out}{name}")
+    config = config.replace(out=f"{config.run.out}{name}")
     Trainer(config, checkpoint).fit()
-    return Path(config.out)
+    return Path(config.run.out)
 
 
 def weights(folder: Path, name: str = "last.pt") -> dict[str, Tensor]:

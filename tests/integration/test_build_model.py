@@ -10,7 +10,7 @@ from expect import raises
 from torch import Tensor, nn
 
 from fastaug.errors import ConfigError
-from fastaug.models import build_model
+from fastaug.models.build import build_model
 from fastaug.models.head import Fp32Linear
 from fastaug.models.resnet18 import ResNet18
 from fastaug.models.wrn import WideResNet

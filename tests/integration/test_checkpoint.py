@@ -56,7 +56,7 @@ def test_round_trip(path: Path) -> None:
 
 def test_others_can_read_it(path: Path) -> None:
     state = torch.load(path, weights_only=True)
-    assert (state["format"], state["version"]) == (2, fastaug.__version__)
+    assert (state["format"], state["version"]) == (3, fastaug.__version__)
     assert torch.equal(state["model"]["w"], torch.arange(1000.0))
     with zipfile.ZipFile(path) as archive:
         assert archive.testzip() is None
@@ -281,25 +281,25 @@ class TestOthersFiles:
 class TestVersions:
     def test_format_1_is_refused_in_a_line(self, tmp_path: Path) -> None:
         torch.save({"format": 1, **STATE}, tmp_path / "old.pt")
-        with raises(CheckpointError, f"{tmp_path}/old.pt 1 {fastaug.__version__} 2") as caught:
+        with raises(CheckpointError, f"{tmp_path}/old.pt 1 {fastaug.__version__} 3") as caught:
             load_checkpoint(tmp_path / "old.pt")
         assert not isinstance(caught.value, DamagedCheckpointError)
 
     def test_a_later_format_names_its_version(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(checkpoint, "FORMAT", 3)
+        monkeypatch.setattr(checkpoint, "FORMAT", 4)
         monkeypatch.setattr(fastaug, "__version__", "99.0")
         write_checkpoint(tmp_path / "new.pt", STATE)
         monkeypatch.undo()
-        with raises(CheckpointError, "new.pt 99.0 3"):
+        with raises(CheckpointError, "new.pt 99.0 4"):
             load_checkpoint(tmp_path / "new.pt")
 
     def test_a_setting_that_this_version_does_not_have(self, tmp_path: Path) -> None:
         write_checkpoint(tmp_path / "x.pt", STATE | {"config": {"views": 4, "wings": 2}})
         state = load_checkpoint(tmp_path / "x.pt")
         with raises(ConfigError, "wings"):
-            TrainConfig.from_dict(state["config"])
+            TrainConfig.from_saved(state["config"])
 
 
 class TestWriting:

@@ -25,7 +25,8 @@ from states import SIZE, save, state_of, step_in
 from fastaug.errors import CheckpointError
 from fastaug.runs import checkpoint_writer as saver
 from fastaug.runs.checkpoint import load_checkpoint, write_checkpoint
-from fastaug.runs.checkpoint_writer import CheckpointWriter, newest_checkpoint
+from fastaug.runs.checkpoint_writer import CheckpointWriter
+from fastaug.runs.resume import newest_checkpoint
 
 
 def steps_in(folder: Path) -> list[int]:

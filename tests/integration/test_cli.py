@@ -14,11 +14,12 @@ import pytest
 from expect import missing, raises
 
 import fastaug
-from fastaug import __main__, cli, doctor, evaluate, preview, scan, train
-from fastaug.config import TrainConfig
+from fastaug import __main__, cli, doctor, evaluate, export, preview, scan, train
+from fastaug.config import TrainConfig, setting_owners
 from fastaug.doctor import DoctorConfig
 from fastaug.errors import CheckpointError
 from fastaug.evaluate import EvaluateConfig
+from fastaug.export import ExportConfig
 from fastaug.preview import PreviewConfig
 from fastaug.scan import ScanConfig
 
@@ -30,7 +31,7 @@ FIXED_FLAGS = {
 }
 
 
-POSITIONAL = {(EvaluateConfig, "checkpoint"), (ScanConfig, "data")}
+POSITIONAL = {(EvaluateConfig, "checkpoint"), (ExportConfig, "checkpoint"), (ScanConfig, "data")}
 
 
 def fail(capsys: pytest.CaptureFixture, *args: str, main: Callable = train.main) -> str:
@@ -103,6 +104,7 @@ def test_ctrl_c_before_the_training(capsys: pytest.CaptureFixture) -> None:
     [
         (train.main, TrainConfig),
         (evaluate.main, EvaluateConfig),
+        (export.main, ExportConfig),
         (scan.main, ScanConfig),
         (preview.main, PreviewConfig),
         (doctor.main, DoctorConfig),
@@ -115,14 +117,16 @@ def test_help_explains_every_flag(
         cli.run(main, ["--help"])
     assert exit_info.value.code == 0
     shown = capsys.readouterr().out
-    for field in fields(config):
-        if (config, field.name) not in POSITIONAL:
-            assert f"--{field.name.replace('_', '-')} " in shown
+    own = {field.name for field in fields(config)}
+    names = setting_owners(config) if issubclass(config, TrainConfig) else own
+    for name in names:
+        if (config, name) not in POSITIONAL:
+            assert f"--{name.replace('_', '-')} " in shown
     assert "│ (default" not in shown  # a flag without a word of explanation
 
 
 def test_the_fixed_flags_are_there() -> None:
-    assert {field.name for field in fields(TrainConfig)} >= FIXED_FLAGS
+    assert {*setting_owners(), "dali"} >= FIXED_FLAGS
 
 
 def test_help_of_a_recipe_shows_its_defaults(capsys: pytest.CaptureFixture) -> None:
@@ -135,39 +139,43 @@ def test_help_of_a_recipe_shows_its_defaults(capsys: pytest.CaptureFixture) -> N
 
 class TestConfigure:
     def test_dali_is_short_for_the_loader(self) -> None:
-        assert train.configure([])[0].loader == "torch"
+        assert train.configure([])[0].data.loader == "torch"
         for flags in (["--dali"], ["--loader", "dali"]):
-            assert train.configure([*flags, "--views", "2"])[0].loader == "dali"
+            assert train.configure([*flags, "--views", "2"])[0].data.loader == "dali"
 
     def test_flags_change_the_recipe(self) -> None:
         config, checkpoint = train.configure(["--recipe=cifar100-wrn-16-4", "--views", "8"])
-        assert (config.model, config.views, config.crop) == ("wrn-16-4", 8, "pad")
+        assert (config.model.model, config.view.views, config.view.crop) == ("wrn-16-4", 8, "pad")
         assert checkpoint is None
-        assert config.out.startswith("runs/cifar100-wrn-16-4-")
+        assert config.run.out.startswith("runs/cifar100-wrn-16-4-")
 
     def test_paths_become_absolute(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)
         config, _ = train.configure(["--data", "photos"])
-        assert config.data == str(tmp_path / "photos")
-        assert train.configure([])[0].data == "shapes"
+        assert config.data.data == str(tmp_path / "photos")
+        assert train.configure([])[0].data.data == "shapes"
 
     def test_resume_takes_the_settings_of_the_checkpoint(
         self, tiny: Callable[..., TrainConfig]
     ) -> None:
         config = tiny(max_steps=1, tta=0)
         train.Trainer(config).fit()
-        for resume in (config.out, f"{config.out}/last.pt"):
+        for resume in (config.run.out, f"{config.run.out}/last.pt"):
             resumed, checkpoint = train.configure(["--resume", resume, "--max-steps", "2"])
-            assert checkpoint == Path(config.out) / "last.pt"
-            assert (resumed.max_steps, resumed.batch_size, resumed.out) == (2, 16, config.out)
-        resumed, _ = train.configure(["--resume", config.out])
-        assert resumed.max_steps == 0
-        older, _ = train.configure(["--resume", f"{config.out}/best.pt"])
-        assert older.out != config.out
-        resumed, checkpoint = train.configure(["--resume", "auto", "--out", config.out])
-        assert checkpoint == Path(config.out) / "last.pt"
+            assert checkpoint == Path(config.run.out) / "last.pt"
+            assert (resumed.optim.max_steps, resumed.optim.batch_size, resumed.run.out) == (
+                2,
+                16,
+                config.run.out,
+            )
+        resumed, _ = train.configure(["--resume", config.run.out])
+        assert resumed.optim.max_steps == 0
+        older, _ = train.configure(["--resume", f"{config.run.out}/best.pt"])
+        assert older.run.out != config.run.out
+        resumed, checkpoint = train.configure(["--resume", "auto", "--out", config.run.out])
+        assert checkpoint == Path(config.run.out) / "last.pt"
         with raises(CheckpointError, "--views 2 4"):
-            train.Trainer(*train.configure(["--resume", config.out, "--views", "4"]))
+            train.Trainer(*train.configure(["--resume", config.run.out, "--views", "4"]))
 
     def test_auto_without_a_checkpoint_starts_from_the_beginning(
         self, tmp_path: Path, capsys: pytest.CaptureFixture

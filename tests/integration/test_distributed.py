@@ -6,7 +6,6 @@ import json
 import os
 import signal
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +19,7 @@ from fastaug.config import TrainConfig
 from fastaug.engine.learner import Learner
 from fastaug.engine.trainer import Trainer
 from fastaug.errors import ConfigError, DataError
-from fastaug.models import synchronize_batch_norm
+from fastaug.models.sync_norm import synchronize_batch_norm
 from fastaug.runs.checkpoint import load_checkpoint
 from fastaug.runtime.distributed import Agreement, Group, lost_rank
 
@@ -29,12 +28,12 @@ Tiny = Callable[..., TrainConfig]
 
 def run(config: TrainConfig, ranks: int, name: str, checkpoint: Path | None = None) -> Path:
     """A run on so many ranks; a single one is this process."""
-    config = replace(config, out=f"{config.out}-{name}")
+    config = config.replace(out=f"{config.run.out}-{name}")
     if ranks == 1:
         train(Group(), config, checkpoint)
     else:
         assert run_ranks(ranks, train, config, checkpoint) == [0] * ranks
-    return Path(config.out)
+    return Path(config.run.out)
 
 
 def state(folder: Path, part: str = "model") -> dict[str, Tensor]:
@@ -73,9 +72,9 @@ def test_the_same_batches_on_more_ranks_are_the_same_training(
 def test_what_one_rank_leaves_others_finish(tiny: Tiny) -> None:
     config = tiny(kernel="reference", epochs=3)
     whole = run(config, 1, "whole")
-    first = run(replace(config, max_steps=3), 2, "changing")
+    first = run(config.replace(max_steps=3), 2, "changing")
     for ranks, until in ((4, 7), (1, 0)):
-        config = replace(config, max_steps=until, out=first.as_posix())
+        config = config.replace(max_steps=until, out=first.as_posix())
         if ranks == 1:
             train(Group(), config, first / "last.pt")
         else:
@@ -122,7 +121,7 @@ def test_local_batch_norm_is_that_of_parts(tiny: Tiny) -> None:
     """Two ranks compute what one does in two parts; the running means are those of both."""
     config = tiny(model="resnet18", max_steps=1, kernel="reference", tta=0, lr=0.01)
     ranks = state(run(config, 2, "ranks"))
-    parts = state(run(replace(config, accumulate=2), 1, "parts"))
+    parts = state(run(config.replace(accumulate=2), 1, "parts"))
     whole = state(run(config, 1, "whole"))
     weights = [name for name in ranks if "running" not in name and "tracked" not in name]
     for name in weights:
@@ -196,7 +195,7 @@ def test_only_the_first_rank_writes_and_speaks(
 def test_a_signal_to_one_rank_ends_all_after_the_same_step(tiny: Tiny) -> None:
     config = tiny(epochs=4, kernel="reference")
     assert run_ranks(2, train_until_signalled, config, signal.SIGTERM) == [143, 143]
-    folder = Path(config.out)
+    folder = Path(config.run.out)
     stopped = load_checkpoint(folder / "last.pt")["step"]
     assert 3 <= stopped <= 5
     assert run_ranks(2, train, config, folder / "last.pt") == [0, 0]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -70,9 +69,9 @@ def test_the_measures_by_hand(tiny: Tiny, folder: Path, views: int, batch_size: 
         plans = []
         for changes in ({"augment": "none", "views": 1}, {"views": views, "batch_size": views}):
             if changes["views"]:
-                policy = replace(config, **changes)
-                plans += draw_plans(policy, 0, TEST_VIEWS, *where).of_image(0)
-        pixels = reference_views(image, plans, config).double().numpy().mean((1, 2))
+                policy = config.replace(**changes)
+                plans += draw_plans(policy.view, policy.run.seed, 0, TEST_VIEWS, *where).of_image(0)
+        pixels = reference_views(image, plans, config.view).double().numpy().mean((1, 2))
         logits = pixels @ model.weight.detach().double().numpy()
         central, rest = logits[0], logits[1:]
         add("top1", rank_of(central, label) == 0)
@@ -132,7 +131,7 @@ class TestCommand:
     def run_folder(self, tiny: Tiny) -> Path:
         config = tiny(max_steps=3, tta=3)
         train.Trainer(config).fit()
-        return Path(config.out)
+        return Path(config.run.out)
 
     def test_everything_comes_from_the_checkpoint(
         self, run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
@@ -163,7 +162,7 @@ class TestCommand:
         """The engine of the views is the dali loader's: the torch loader refuses one."""
         config = tiny(max_steps=1, loader="dali", views_engine="dali")
         train.Trainer(config).fit()
-        assert cli.run(evaluate.main, [config.out, "--loader", "torch", "--tta", "0"]) == 0
+        assert cli.run(evaluate.main, [config.run.out, "--loader", "torch", "--tta", "0"]) == 0
 
     def test_other_classes_are_refused(
         self, run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
@@ -178,7 +177,7 @@ class TestCommand:
         self, tmp_path: Path, out: str, capsys: pytest.CaptureFixture
     ) -> None:
         assert cli.run(evaluate.main, [str(tmp_path), "--out", str(tmp_path / out)]) == 2
-        assert "must be a file in a folder that is there" in capsys.readouterr().err
+        assert f"--out {tmp_path / out}: " in capsys.readouterr().err
 
     def test_no_checkpoint(self, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
         assert cli.run(evaluate.main, [str(tmp_path)]) == 2

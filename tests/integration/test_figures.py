@@ -6,7 +6,6 @@ import builtins
 import json
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from fastaug.experiments.results import find_results
 from fastaug.experiments.selection import select_families
 from fastaug.experiments.tables import TABLES
 
-BASE = TrainConfig(
+BASE = TrainConfig.from_flat(
     recipe="cifar100-wrn-16-4", model="wrn-16-4", data="/data/cifar", views=1, batch_size=64, tta=4
 )
 WITH, WITHOUT = "with the regularizer", "without the regularizer"
@@ -50,7 +49,7 @@ class Runs:
     def add(self, top1: float, *, drop: str = "", **changes: Any) -> None:
         """drop: a prefix of measures that the run lacks."""
         found = {n: v for n, v in measures(top1).items() if not drop or not n.startswith(drop)}
-        write_run(self.root / f"run-{self.count}", replace(BASE, **changes), found)
+        write_run(self.root / f"run-{self.count}", BASE.replace(**changes), found)
         self.count += 1
 
     def draw(self, *only: str) -> list[Drawn]:
@@ -343,7 +342,7 @@ def test_the_command_writes_and_lists(
     grid: Runs, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     (grid.root / "half").mkdir()
-    (grid.root / "half" / "config.json").write_text(json.dumps(BASE.to_dict()))
+    (grid.root / "half" / "config.json").write_text(json.dumps(BASE.to_flat()))
     only = ["--only", "invariance", "kl-weight", "results"]
     assert figures.main([str(grid.root), *only]) == 0
     said = capsys.readouterr().out.splitlines()

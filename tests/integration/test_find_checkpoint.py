@@ -15,7 +15,7 @@ from states import save, state_of, step_in
 from fastaug import train
 from fastaug.errors import CheckpointError, ConfigError
 from fastaug.runs.checkpoint import write_checkpoint
-from fastaug.runs.checkpoint_writer import find_checkpoint, newest_checkpoint
+from fastaug.runs.resume import find_checkpoint, newest_checkpoint
 
 
 @pytest.fixture
@@ -171,7 +171,7 @@ class TestWhereARunGoesOn:
     @pytest.mark.parametrize("resume", ["auto", "runs/x", "./runs/x/", "runs/x/last.pt"])
     def test_the_last_one_goes_on_in_its_folder(self, run: Path, resume: str) -> None:
         config, checkpoint = train.configure(["--resume", resume])
-        assert (checkpoint, config.out) == (run / "last.pt", "runs/x")
+        assert (checkpoint, config.run.out) == (run / "last.pt", "runs/x")
 
     @pytest.mark.parametrize("resume", ["auto", "runs/x"])
     def test_the_one_before_a_damaged_one_does_too(
@@ -181,29 +181,29 @@ class TestWhereARunGoesOn:
         for name in NAMES[:2]:
             (run / name).write_bytes(content[:9000])
         config, checkpoint = train.configure(["--resume", resume])
-        assert (checkpoint, config.out) == (run / NAMES[2], "runs/x")
+        assert (checkpoint, config.run.out) == (run / NAMES[2], "runs/x")
         assert capsys.readouterr().err.count("warning: ") == 2
         assert not (run / "last.pt").exists()
         again, checkpoint = train.configure(["--resume", resume])
-        assert (checkpoint, again.out) == (run / NAMES[2], "runs/x")
+        assert (checkpoint, again.run.out) == (run / NAMES[2], "runs/x")
 
     @pytest.mark.parametrize("name", ["best.pt", "checkpoints/step-000000010.pt"])
     def test_an_older_one_by_name_goes_elsewhere(self, run: Path, name: str) -> None:
         config, checkpoint = train.configure(["--resume", f"runs/x/{name}"])
         assert checkpoint == run / name
-        assert config.out.startswith("runs/")
-        assert not Path(config.out).exists()
+        assert config.run.out.startswith("runs/")
+        assert not Path(config.run.out).exists()
         config, _ = train.configure(["--resume", f"runs/x/{name}", "--out", "runs/y"])
-        assert config.out == "runs/y"
+        assert config.run.out == "runs/y"
 
     def test_only_out_decides_with_auto(
         self, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     ) -> None:
         config, checkpoint = train.configure(["--resume", "auto", "--out", str(tmp_path / "new")])
-        assert (checkpoint, config.out) == (None, str(tmp_path / "new"))
+        assert (checkpoint, config.run.out) == (None, str(tmp_path / "new"))
         assert "no checkpoint yet, starting from the beginning" in capsys.readouterr().err
         config, checkpoint = train.configure(["--resume", "auto", "--out", "runs/x"])
-        assert (checkpoint, config.out) == (run / "last.pt", "runs/x")
+        assert (checkpoint, config.run.out) == (run / "last.pt", "runs/x")
 
     def test_what_only_the_earlier_invocation_was_told(self, run: Path) -> None:
         state = state_of(40)
@@ -211,8 +211,8 @@ class TestWhereARunGoesOn:
         state["config"] |= told
         write_checkpoint(run / "last.pt", state)
         config, _ = train.configure(["--resume", "runs/x"])
-        assert (config.max_steps, config.profile, config.debug) == (0, False, False)
-        assert (config.views, config.out) == (2, "runs/x")
+        assert (config.optim.max_steps, config.run.profile, config.run.debug) == (0, False, False)
+        assert (config.view.views, config.run.out) == (2, "runs/x")
 
     def test_a_setting_of_another_version(self, run: Path) -> None:
         state = state_of(40)
@@ -229,7 +229,7 @@ class TestWhereARunGoesOn:
         with raises(ConfigError, "their.module:kernel"):
             train.configure(["--resume", "runs/x"])
         config, _ = train.configure(["--resume", "runs/x", "--kernel", "reference"])
-        assert config.kernel == "reference"
+        assert config.loss.kernel == "reference"
 
     def test_a_folder_without_one(self, tmp_path: Path) -> None:
         with raises(CheckpointError, str(tmp_path)):

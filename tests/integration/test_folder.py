@@ -18,7 +18,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from fastaug.config import TrainConfig
 from fastaug.errors import ConfigError
 from fastaug.runs import folder as run_folder
-from fastaug.runs.folder import RunFolder, TensorBoardWriter
+from fastaug.runs.folder import RunFolder
+from fastaug.runs.tensorboard import TensorBoardWriter
 
 Tiny = Callable[..., TrainConfig]
 
@@ -39,7 +40,7 @@ def limit_files_to(size: int) -> None:
 
 
 def test_a_run_s_files(tmp_path: Path, tiny: Tiny) -> None:
-    run = RunFolder(tmp_path / "run", tiny(), say=print)
+    run = RunFolder(tiny(), say=print).open()
     run.write("train", 2, {"loss": 1.5}, {"views_per_s": 100.0})
     run.write_picture("views", Image.new("RGB", (24, 16)))
     run.write_summary({"finished": True})
@@ -48,7 +49,7 @@ def test_a_run_s_files(tmp_path: Path, tiny: Tiny) -> None:
         {"kind": "train", "step": 2, "loss": 1.5, "timing": {"views_per_s": 100.0}}
     ]
     config = json.loads((run.path / "config.json").read_text())
-    assert TrainConfig.from_dict(config) == tiny()
+    assert TrainConfig.from_saved(config) == tiny()
     events = EventAccumulator(str(run.path))
     events.Reload()
     assert events.Scalars("train/loss")[0].value == 1.5
@@ -60,7 +61,7 @@ def test_a_run_s_files(tmp_path: Path, tiny: Tiny) -> None:
 def test_a_folder_that_cannot_be_made(tmp_path: Path, tiny: Tiny) -> None:
     (tmp_path / "file").touch()
     with raises(ConfigError, "--out"):
-        RunFolder(tmp_path / "file/run", tiny(), say=print)
+        RunFolder(tiny(out=str(tmp_path / "file/run")), say=print).open()
 
 
 @pytest.mark.parametrize("limit", [1000, 1001, 1037, 6100])
@@ -72,7 +73,7 @@ def test_lines_wait_for_a_disk_that_is_full_for_a_while(
 
     def work(parent: Any) -> None:
         said: list[str] = []
-        run = RunFolder(tmp_path, tiny(), say=said.append)
+        run = RunFolder(tiny(out=str(tmp_path)), say=said.append).open()
         for outage in (0, 1):
             metrics = tmp_path / "metrics.jsonl"
             full = metrics.stat().st_size + limit
@@ -106,7 +107,7 @@ def test_lines_that_never_could_be_written_are_told(
     tmp_path: Path, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
-    run = RunFolder(tmp_path, tiny(), say=said.append)
+    run = RunFolder(tiny(out=str(tmp_path)), say=said.append).open()
 
     def full(_descriptor: int, _data: bytes) -> int:
         raise OSError(28, "No space left on device")
@@ -121,7 +122,7 @@ def test_lines_that_never_could_be_written_are_told(
 
 
 def test_what_is_no_number_is_null(tmp_path: Path, tiny: Tiny) -> None:
-    run = RunFolder(tmp_path, tiny(), say=print)
+    run = RunFolder(tiny(out=str(tmp_path)), say=print).open()
     values = {"a": float("nan"), "b": float("inf"), "c": float("-inf"), "d": 0.5, "e": [1, 2]}
     run.write("train", 1, values, {})
     run.close()
@@ -135,7 +136,7 @@ def test_tensorboard_may_fail(
 ) -> None:
     """What it could not write is lost, what comes later is not."""
     monkeypatch.setattr(TensorBoardWriter, "_TRY_AGAIN", 0.0)
-    run = RunFolder(tmp_path, tiny(), say=print)
+    run = RunFolder(tiny(out=str(tmp_path)), say=print).open()
     run.write("train", 1, {"loss": 1.0}, {})
 
     def fails(*_args: object, **_kwargs: object) -> None:
@@ -183,7 +184,7 @@ def test_tensorboard_is_not_tried_with_every_number(
 )
 def test_resuming_leaves_whole_lines(tmp_path: Path, tiny: Tiny, tail: bytes) -> None:
     """Whatever a power cut has put there."""
-    run = RunFolder(tmp_path, tiny(), say=print)
+    run = RunFolder(tiny(out=str(tmp_path)), say=print).open()
     for step in (2, 4, 6):
         run.write("train", step, {}, {})
     for kind in ("partial", "final"):
@@ -191,7 +192,7 @@ def test_resuming_leaves_whole_lines(tmp_path: Path, tiny: Tiny, tail: bytes) ->
     run.close()
     with (tmp_path / "metrics.jsonl").open("ab") as file:
         file.write(tail)
-    run = RunFolder(tmp_path, tiny(), say=print, resume_step=4)
+    run = RunFolder(tiny(out=str(tmp_path)), say=print, resume_step=4).open()
     run.write("train", 5, {}, {})
     run.close()
     assert [(r["kind"], r["step"]) for r in records(tmp_path)] == [
@@ -203,7 +204,7 @@ def test_an_evaluation_that_is_made_again_is_written_once(tmp_path: Path, tiny: 
     """The run was killed after its record, and before a checkpoint that knows of it."""
     for epochs in (None, 1):
         start = {} if epochs is None else {"resume_step": 8, "evaluated_epochs": epochs}
-        run = RunFolder(tmp_path, tiny(), say=print, **start)
+        run = RunFolder(tiny(out=str(tmp_path)), say=print, **start).open()
         if epochs is None:
             run.write("eval", 4, {"epoch": 1}, {})
             run.write("train", 8, {"epoch": 2.0}, {})
@@ -216,12 +217,13 @@ def test_an_evaluation_that_is_made_again_is_written_once(tmp_path: Path, tiny: 
 @pytest.mark.parametrize("name", ["last.pt", "checkpoints/step-000000004.pt"])
 def test_a_run_is_not_written_over(tmp_path: Path, tiny: Tiny, name: str) -> None:
     """Also one whose last.pt was damaged and moved aside."""
-    RunFolder(tmp_path, tiny(), say=print).close()
-    RunFolder(tmp_path, tiny(), say=print).close()  # no checkpoint yet: nothing to lose
+    config = tiny(out=str(tmp_path))
+    for _ in range(2):  # no checkpoint yet: nothing to lose
+        RunFolder(config, say=print).open().close()
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).touch()
     with raises(ConfigError, "--resume"):
-        RunFolder(tmp_path, tiny(), say=print)
+        RunFolder(tiny(out=str(tmp_path)), say=print).open()
 
 
 @pytest.mark.parametrize("failures", [0, 3, 99])
@@ -241,7 +243,7 @@ def test_the_summary_is_tried_for_a_while(
 
     monkeypatch.setattr(run_folder, "write_json", write)
     monkeypatch.setattr("time.sleep", waits.append)
-    run = RunFolder(tmp_path, tiny(), say=said.append)
+    run = RunFolder(tiny(out=str(tmp_path)), say=said.append).open()
     run.write_summary({"finished": True})
     run.close()
     if failures < 10:
@@ -253,7 +255,7 @@ def test_the_summary_is_tried_for_a_while(
 
 
 def test_a_list_of_bad_images_that_cannot_be_written(tmp_path: Path, tiny: Tiny) -> None:
-    run = RunFolder(tmp_path, tiny(), say=print)
+    run = RunFolder(tiny(out=str(tmp_path)), say=print).open()
     (tmp_path / "bad-images.txt").mkdir()
     run.write_bad_images(["a.jpg: torn"])
     (tmp_path / "bad-images.txt").rmdir()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -86,11 +85,11 @@ def test_views_depend_only_on_seed_epoch_image_and_view(tiny: Tiny, augment: str
     config = tiny(augment=augment)
     expected = epoch_of(config)
     others = {
-        "workers": epoch_of(replace(config, workers=2)),
-        "batch size": epoch_of(replace(config, batch_size=24)),
+        "workers": epoch_of(config.replace(workers=2)),
+        "batch size": epoch_of(config.replace(batch_size=24)),
         "ranks": {**epoch_of(config, rank=0, ranks=2), **epoch_of(config, rank=1, ranks=2)},
-        "accumulation": epoch_of(replace(config, accumulate=2)),
-        "number of views": epoch_of(replace(config, views=4, batch_size=32)),
+        "accumulation": epoch_of(config.replace(accumulate=2)),
+        "number of views": epoch_of(config.replace(views=4, batch_size=32)),
     }
     for name, found in others.items():
         common = expected.keys() & found.keys()
@@ -102,7 +101,7 @@ def test_views_depend_only_on_seed_epoch_image_and_view(tiny: Tiny, augment: str
 def test_views_differ_by_seed_epoch_image_and_view(tiny: Tiny) -> None:
     config = tiny(batch_size=24)
     first = epoch_of(config)
-    for other in (epoch_of(replace(config, seed=1)), epoch_of(config, epoch=1)):
+    for other in (epoch_of(config.replace(seed=1)), epoch_of(config, epoch=1)):
         assert not any(torch.equal(first[i], other[i]) for i in first.keys() & other.keys())
     assert not any(torch.equal(views[0], views[1]) for views in first.values())
 
@@ -120,7 +119,7 @@ def test_ranks_and_parts_make_up_the_batches_of_one(
     tiny: Tiny, ranks: int, accumulate: int
 ) -> None:
     config = tiny(batch_size=24, accumulate=accumulate)
-    whole = [b.indices.tolist() for b in fastaug.build_loader(replace(config, accumulate=1))]
+    whole = [b.indices.tolist() for b in fastaug.build_loader(config.replace(accumulate=1))]
     loaders = [fastaug.build_loader(config, rank=rank, ranks=ranks) for rank in range(ranks)]
     assert {len(loader) for loader in loaders} == {len(whole) * accumulate}
     together = [
@@ -184,7 +183,7 @@ def test_batches_that_are_kept_stay_as_they_were(any_engine: Tiny) -> None:
 )
 def test_workers_depth_and_memory_change_no_batch(any_engine: Tiny, changes: dict) -> None:
     config = any_engine(augment="randaugment")
-    other = fastaug.build_loader(replace(config, **changes))
+    other = fastaug.build_loader(config.replace(**changes))
     assert_same(list(fastaug.build_loader(config)), list(other))
 
 
@@ -232,7 +231,7 @@ def test_shards_give_the_views_of_the_folder(
     WRITERS[suffix](tmp_path / f"val{suffix}", samples[:9])
     config = tiny(batch_size=24)
     expected = epoch_of(config)
-    found = epoch_of(replace(config, data=str(tmp_path)))
+    found = epoch_of(config.replace(data=str(tmp_path)))
     assert found.keys() == expected.keys()
     for index, views in expected.items():
         assert torch.equal(found[index], views)
@@ -344,9 +343,9 @@ class TestBadFiles:
         (data / "train/red/01.jpg").unlink()
         config = tiny(data=str(data), augment="none", crop="pad", size=20, batch_size=24)
         views = epoch_of(config)
-        levels = denormalize(views[24][0], config).permute(1, 2, 0).numpy()
+        levels = denormalize(views[24][0], config.view).permute(1, 2, 0).numpy()
         np.testing.assert_allclose(levels, np.repeat(deep[..., None] / 257, 3, -1), atol=0.51)
-        levels = denormalize(views[25][0], config).permute(1, 2, 0).numpy()
+        levels = denormalize(views[25][0], config.view).permute(1, 2, 0).numpy()
         np.testing.assert_array_equal(levels, np.asarray(frames[0].convert("RGB")))
 
 

@@ -18,9 +18,9 @@ from states import save, step_in
 from fastaug.config import TrainConfig
 from fastaug.errors import ConfigError
 from fastaug.runs import lock as folder_lock
-from fastaug.runs.checkpoint_writer import newest_checkpoint
 from fastaug.runs.folder import RunFolder
 from fastaug.runs.lock import FolderLock, wait_until_free
+from fastaug.runs.resume import newest_checkpoint
 
 Tiny = Callable[..., TrainConfig]
 
@@ -51,11 +51,11 @@ def test_one_at_a_time(
     tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch, tiny: Tiny
 ) -> None:
     monkeypatch.setattr(folder_lock, "PATIENCE", 0.5)
-    run = RunFolder(tmp_path, tiny(), say=print)
+    run = RunFolder(tiny(out=str(tmp_path)), say=print).open()
     for begin in (
         lambda: FolderLock(tmp_path, said.append),
         lambda: wait_until_free(tmp_path, said.append),
-        lambda: RunFolder(tmp_path, tiny(), say=said.append),
+        lambda: RunFolder(tiny(out=str(tmp_path)), say=said.append).open(),
         lambda: newest_checkpoint(tmp_path, said.append),
     ):
         said.clear()
@@ -99,7 +99,7 @@ def test_a_run_that_ended_meanwhile_is_not_written_over(
 
     with another_that_ends(tmp_path, finish):
         with raises(ConfigError, "--resume"):
-            RunFolder(tmp_path, tiny(), say=said.append)
+            RunFolder(tiny(out=str(tmp_path)), say=said.append).open()
         assert len(said) == 1
     assert metrics.read_text() == "what the first one has measured\n"
     wait_until_free(tmp_path, pytest.fail)  # it holds what it may not have no longer
@@ -123,6 +123,6 @@ def test_a_checkpoint_that_was_named_and_is_old_by_now(
         another_that_ends(tmp_path, lambda: save(tmp_path, 8)),
         raises(ConfigError, "8"),
     ):
-        RunFolder(tmp_path, tiny(), say=said.append, resume_step=4)
+        RunFolder(tiny(out=str(tmp_path)), say=said.append, resume_step=4).open()
     # Of a folder that nobody had, an older one may be chosen.
-    RunFolder(tmp_path, tiny(), say=pytest.fail, resume_step=4).close()
+    RunFolder(tiny(out=str(tmp_path)), say=pytest.fail, resume_step=4).open().close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +62,7 @@ def poison(monkeypatch: pytest.MonkeyPatch | None, images: set[int]) -> None:
 
 def images_of(config: TrainConfig, *steps: int) -> list[list[int]]:
     """What the steps of the first epoch train on."""
-    per_part = config.accumulate
+    per_part = config.optim.accumulate
     keys = list(build_loader(config).batches())
     return [
         [int(i) for key in keys[step * per_part : (step + 1) * per_part] for i in key.indices]
@@ -110,21 +109,21 @@ def test_a_bad_step_is_as_if_it_had_not_been(
     with monkeypatch.context() as patch:
         poison(patch, {batch[1]})
         Trainer(config).fit()
-    without = replace(config, out=f"{config.out}-without")
+    without = config.replace(out=f"{config.run.out}-without")
     with monkeypatch.context() as patch:
         leave_out(patch, {step})
         Trainer(without).fit()
-    ours, theirs = (load_checkpoint(Path(c.out) / "last.pt") for c in (config, without))
+    ours, theirs = (load_checkpoint(Path(c.run.out) / "last.pt") for c in (config, without))
     for part in ("model", "ema", "optimizer"):
         torch.testing.assert_close(ours[part], theirs[part], rtol=0, atol=0)
 
-    (skipped,) = metrics(Path(config.out), "skipped")
+    (skipped,) = metrics(Path(config.run.out), "skipped")
     # Through batch norm one NaN image makes its whole batch NaN.
-    culprits = batch if config.model == "resnet18" else [batch[1]]
+    culprits = batch if config.model.model == "resnet18" else [batch[1]]
     assert (skipped["step"], sorted(skipped["culprits"])) == (step + 1, sorted(culprits))
     assert sorted(skipped["images"]) == sorted(batch)
-    assert [r["skipped_steps"] for r in metrics(Path(config.out), "train")][-1] == 1
-    losses = [r["loss"] for r in metrics(Path(config.out), "train")]
+    assert [r["skipped_steps"] for r in metrics(Path(config.run.out), "train")][-1] == 1
+    losses = [r["loss"] for r in metrics(Path(config.run.out), "train")]
     assert all(math.isfinite(loss) for loss in losses)
 
 
@@ -149,9 +148,9 @@ def test_the_scale_of_fp16_backs_off(tiny: Tiny, monkeypatch: pytest.MonkeyPatch
     first, second = images_of(config, 1, 2)
     poison(monkeypatch, {first[0], second[0]})
     Trainer(config).fit()
-    state = load_checkpoint(Path(config.out) / "last.pt")
+    state = load_checkpoint(Path(config.run.out) / "last.pt")
     assert state["scaler"]["scale"] == 65536 / 4
-    assert [r["fp16_scale"] for r in metrics(Path(config.out), "skipped")] == [32768, 16384]
+    assert [r["fp16_scale"] for r in metrics(Path(config.run.out), "skipped")] == [32768, 16384]
 
 
 @pytest.mark.parametrize("bad", [(1, 2), (0, 2, 3)], ids=["within", "at its end"])
@@ -166,8 +165,8 @@ def test_too_many_in_a_row(
         poison(patch, {batch[5] for batch in batches})
         with raises(NonFiniteError, f"2 {number}") as raised:
             Trainer(config).fit()
-    out = Path(config.out)
-    image = open_split(config.data, "train").where(first[5])
+    out = Path(config.run.out)
+    image = open_split(config.data.data, "train").where(first[5])
     assert missing(str(raised.value), f"{first[5]} {image} {out}/bad-batch.pt") == []
     kept = torch.load(out / "bad-batch.pt", weights_only=True)
     assert kept["step"] == number
@@ -179,11 +178,11 @@ def test_too_many_in_a_row(
     assert load_checkpoint(out / "last.pt")["step"] == bad[-1] + 1
     # Resumed where the images are sound, it is as if those steps had not been.
     Trainer(config, out / "last.pt").fit()
-    without = replace(config, out=f"{config.out}-without")
+    without = config.replace(out=f"{config.run.out}-without")
     with monkeypatch.context() as patch:
         leave_out(patch, set(bad))
         Trainer(without).fit()
-    ours, theirs = (load_checkpoint(Path(c.out) / "last.pt") for c in (config, without))
+    ours, theirs = (load_checkpoint(Path(c.run.out) / "last.pt") for c in (config, without))
     torch.testing.assert_close(ours["model"], theirs["model"], rtol=0, atol=0)
     assert (ours["skipped_steps"], theirs["skipped_steps"]) == (len(bad), 0)
 
@@ -199,10 +198,10 @@ def test_one_rank_s_bad_image_skips_the_step_of_all(
     config = tiny(kernel="reference")
     (batch,) = images_of(config, 2)
     run_ranks(2, _train_poisoned, config, {batch[-1]})  # the second rank's
-    (skipped,) = metrics(Path(config.out), "skipped")
+    (skipped,) = metrics(Path(config.run.out), "skipped")
     assert (skipped["culprits"], sorted(skipped["images"])) == ([batch[-1]], sorted(batch))
-    one = replace(config, out=f"{config.out}-one")
+    one = config.replace(out=f"{config.run.out}-one")
     poison(monkeypatch, {batch[-1]})
     Trainer(one).fit()
-    ours, theirs = (load_checkpoint(Path(c.out) / "last.pt") for c in (config, one))
+    ours, theirs = (load_checkpoint(Path(c.run.out) / "last.pt") for c in (config, one))
     torch.testing.assert_close(ours["model"], theirs["model"], rtol=1e-4, atol=2e-5)

@@ -65,7 +65,7 @@ def test_the_papers_spreads_and_multiplicities() -> None:
     assert PUBLISHED["imagenet-nfnet-f0"].tta == {}
 
 
-WRN = replace(get_recipe("cifar100-wrn-16-4"), data="/data/cifar-100-python", views=1)
+WRN = get_recipe("cifar100-wrn-16-4").replace(data="/data/cifar-100-python", views=1)
 
 
 def selected_from(root: Path) -> list[Selected]:
@@ -83,7 +83,7 @@ def table(tables: list[Table], name: str) -> Table:
 def test_ours_beside_the_papers(tmp_path: Path) -> None:
     """Two seeds at K=1, one elsewhere; logits with the regularizer were not run."""
     for seed, top1 in enumerate((0.740, 0.748)):
-        config = replace(WRN, seed=seed)
+        config = WRN.replace(seed=seed)
         write_run(tmp_path / f"single-{seed}", config, measures(top1, tta_top1=0.76))
     for number, (average, weight, top1) in enumerate(
         [
@@ -94,7 +94,7 @@ def test_ours_beside_the_papers(tmp_path: Path) -> None:
             ("probs", 1.0, 0.770),
         ]
     ):
-        config = replace(WRN, views=16, average=average, kl_weight=weight)
+        config = WRN.replace(views=16, average=average, kl_weight=weight)
         write_run(tmp_path / f"run-{number}", config, measures(top1, tta_top1=top1 + 0.01))
     tables = paper_tables(selected_from(tmp_path))
     assert [table.name for table in tables] == ["results", "appendix", "chosen"]
@@ -123,7 +123,7 @@ def test_ours_beside_the_papers(tmp_path: Path) -> None:
 
 def test_another_k_than_the_papers_is_compared_at_one_alone(tmp_path: Path) -> None:
     write_run(tmp_path / "single", WRN, measures(0.731))
-    write_run(tmp_path / "four", replace(WRN, views=4, kl_weight=0.0), measures(0.75))
+    write_run(tmp_path / "four", WRN.replace(views=4, kl_weight=0.0), measures(0.75))
     results = table(paper_tables(selected_from(tmp_path)), "results")
     assert results.rows[2][5:] == ["-1.0", "–", "–", "–"]  # noqa: RUF001
     assert results.rows[0][3] == "4"
@@ -144,7 +144,7 @@ def test_another_k_than_the_papers_is_compared_at_one_alone(tmp_path: Path) -> N
 def test_small_versions_have_rows_without_the_papers_numbers(
     tmp_path: Path, change: dict[str, str]
 ) -> None:
-    write_run(tmp_path / "single", replace(WRN, **change), measures(0.4))
+    write_run(tmp_path / "single", WRN.replace(**change), measures(0.4))
     (one,) = selected_from(tmp_path)
     assert published(one.family) is None
     results = table(paper_tables([one]), "results")
@@ -154,7 +154,7 @@ def test_small_versions_have_rows_without_the_papers_numbers(
 
 
 def test_runs_unlike_the_recipe_say_so(tmp_path: Path) -> None:
-    write_run(tmp_path / "run", replace(WRN, weight_decay=1e-3), measures(0.4))
+    write_run(tmp_path / "run", WRN.replace(weight_decay=1e-3), measures(0.4))
     (one,) = selected_from(tmp_path)
     assert departures(one.family) == ["--weight-decay 0.0005 (here: 0.001)"]
     notes = table(paper_tables([one]), "results").notes
@@ -162,17 +162,17 @@ def test_runs_unlike_the_recipe_say_so(tmp_path: Path) -> None:
 
 
 def test_another_weight_is_said(tmp_path: Path) -> None:
-    write_run(tmp_path / "run", replace(WRN, views=16, kl_weight=0.5), measures(0.4))
+    write_run(tmp_path / "run", WRN.replace(views=16, kl_weight=0.5), measures(0.4))
     results = table(paper_tables(selected_from(tmp_path)), "results")
     assert results.rows[3][6] == "40.0"
     assert any("weight is 0.5" in note for note in results.notes)
 
 
 def test_what_was_chosen(tmp_path: Path) -> None:
-    config = TrainConfig(views=1, validation=0.1, train_images=1000)
+    config = TrainConfig.from_flat(views=1, validation=0.1, train_images=1000)
     for number, (lr, held_out, test) in enumerate([(0.1, 0.60, 0.55), (0.2, 0.62, 0.50)]):
         folder = tmp_path / f"run-{number}"
-        write_run(folder, replace(config, lr=lr), measures(test), validation=measures(held_out))
+        write_run(folder, config.replace(lr=lr), measures(test), validation=measures(held_out))
     by_held_out = table(paper_tables(selected_from(tmp_path)), "chosen")
     assert ["|".join(row) for row in by_held_out.rows] == [
         "shapes (1,000 images)|wrn-10-1|K=1|0.2|12|1|62.0|2|held-out images"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,8 +19,8 @@ from fastaug.data import retry as reading
 from fastaug.data.sources import open_split
 from fastaug.engine.loaders import build_evaluation_loader
 from fastaug.errors import ConfigError
-from fastaug.pipelines.decode import decode_pipeline
-from fastaug.pipelines.views import plan_inputs, view_pipeline
+from fastaug.pipelines.dali_views import plan_inputs, view_pipeline
+from fastaug.pipelines.decoder import decode_pipeline
 from fastaug.views.batch import ViewBatch
 from fastaug.views.plan import PAD, ViewPlans, draw_plans
 from fastaug.views.randaugment import NAMES
@@ -54,7 +53,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def levels(batch: ViewBatch, config: TrainConfig) -> np.ndarray:
-    mean, deviation = (np.array(v)[:, None, None] for v in NORMALIZATION[config.normalize])
+    mean, deviation = (np.array(v)[:, None, None] for v in NORMALIZATION[config.view.normalize])
     return batch.views.double().numpy() * deviation + mean
 
 
@@ -79,8 +78,8 @@ class TestViews:
     )
     def test_they_are_the_torch_loader_s(self, photos: Path, changes: dict) -> None:
         """To the edges: both repeat the edge pixels of the crop."""
-        config = TrainConfig(**{"data": str(photos), "size": 32, "workers": 0} | changes)
-        ours = list(fastaug.build_loader(replace(config, **OPERATORS)))
+        config = TrainConfig.from_flat(**{"data": str(photos), "size": 32, "workers": 0} | changes)
+        ours = list(fastaug.build_loader(config.replace(**OPERATORS)))
         theirs = list(fastaug.build_loader(config))
         assert len(ours) == len(theirs) == 1
         for one, other in zip(ours, theirs, strict=True):
@@ -88,7 +87,7 @@ class TestViews:
             assert torch.equal(one.labels, other.labels)
             # DALI takes its cubic weights from a table: a tenth of a level. Places in fp32 are
             # all that differs in bilinear ones: a hundredth.
-            cubic = config.interpolation == "bicubic"
+            cubic = config.view.interpolation == "bicubic"
             difference = np.abs(levels(one, config) - levels(other, config))
             assert difference.max() < (0.15 if cubic else 0.01)
             assert difference.mean() < (0.02 if cubic else 0.001)
@@ -102,9 +101,9 @@ class TestViews:
             rng = np.random.default_rng(0)
             images = rng.integers(0, 256, (40, 20, 20, 3), np.uint8)
             np.savez(tmp_path / "set.npz", images=images, labels=np.arange(40) % 2)
-            config = replace(config, data=str(tmp_path / "set.npz"))
+            config = config.replace(data=str(tmp_path / "set.npz"))
         for one, other in zip(
-            fastaug.build_loader(replace(config, **OPERATORS)),
+            fastaug.build_loader(config.replace(**OPERATORS)),
             fastaug.build_loader(config),
             strict=True,
         ):
@@ -122,11 +121,13 @@ class TestViews:
             randaugment_layers=3,
             randaugment_magnitude=7.0,
         )
-        loader = fastaug.build_loader(replace(config, **OPERATORS))
+        loader = fastaug.build_loader(config.replace(**OPERATORS))
         keys, compared = list(loader.batches()), 0
         for key, one, other in zip(keys, loader, fastaug.build_loader(config), strict=True):
             sizes = np.full((len(key.indices), 2), 20)
-            plans = draw_plans(config, key.epoch, key.purpose, key.indices, sizes)
+            plans = draw_plans(
+                config.view, config.run.seed, key.epoch, key.purpose, key.indices, sizes
+            )
             for place in range(len(key.indices)):
                 for view, plan in enumerate(plans.of_image(place)):
                     if not inexact & {operation.name for operation in plan.operations}:
@@ -140,7 +141,7 @@ class TestViews:
         self, interpolation: str, antialias: bool
     ) -> None:
         """DALI's weights do not sum to 1 either; invert shows the level that an operation gets."""
-        config = TrainConfig(
+        config = TrainConfig.from_flat(
             size=16,
             augment="randaugment",
             randaugment_layers=1,
@@ -157,12 +158,12 @@ class TestViews:
             size=16,
         )
         one_run = {"num_threads": 1, "device_id": None, "prefetch_queue_depth": 1}
-        pipeline = view_pipeline(config, "cpu", "cpu", batch_size=len(cases), **one_run)
+        pipeline = view_pipeline(config.view, "cpu", "cpu", batch_size=len(cases), **one_run)
         images = [np.full((60, 47, 3), level, np.uint8) for level, _ in cases]
-        for name, values in {"images": images, **plan_inputs(plans, config)}.items():
+        for name, values in {"images": images, **plan_inputs(plans, config.view)}.items():
             pipeline.feed_input(name, values)
         (views,) = pipeline.run()
-        found = denormalize(torch.from_dlpack(views.as_tensor()).permute(0, 3, 1, 2), config)
+        found = denormalize(torch.from_dlpack(views.as_tensor()).permute(0, 3, 1, 2), config.view)
         for (level, box), view in zip(cases, found, strict=True):
             assert (view == 255 - level).all(), (level, box)
 
@@ -171,7 +172,7 @@ class TestViews:
 
         An image whose crop has the size of the view is only cut out.
         """
-        config = TrainConfig(data=str(photos), size=32, **OPERATORS)
+        config = TrainConfig.from_flat(data=str(photos), size=32, **OPERATORS)
         images = open_split(str(photos), "test")
         checked = 0
         for size in range(18, 106):
@@ -182,7 +183,7 @@ class TestViews:
                 side = int(np.rint(min(height, width) * 0.875))
                 if side != size:
                     continue
-                policy = replace(config, size=size)
+                policy = config.replace(size=size)
                 loader = loader or build_evaluation_loader(policy, images, views=0, batch_size=64)
                 (batch,) = loader
                 top, left = (height - side) // 2, (width - side) // 2
@@ -195,9 +196,9 @@ class TestViews:
     @pytest.mark.parametrize("loader", [{"loader": "torch"}, OPERATORS], ids=str)
     @pytest.mark.parametrize("name", ["fp16", "bf16"])
     def test_half_precision(self, photos: Path, loader: dict, name: str) -> None:
-        config = TrainConfig(data=str(photos), precision="bf16", workers=0, **loader)
+        config = TrainConfig.from_flat(data=str(photos), precision="bf16", workers=0, **loader)
         (full,) = fastaug.build_loader(config)
-        (half,) = fastaug.build_loader(replace(config, views_dtype=name))
+        (half,) = fastaug.build_loader(config.replace(views_dtype=name))
         dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}[name]
         assert half.views.dtype == dtype
         assert half.flat.is_contiguous(memory_format=torch.channels_last)
@@ -289,7 +290,7 @@ class TestDecode:
 
     def test_reflection_at_the_edges(self, folder: Path) -> None:
         images = open_split(str(folder), "train")
-        config = TrainConfig(crop="pad", size=20)
+        config = TrainConfig.from_flat(crop="pad", size=20)
         expected = np.pad(images.image(4), ((PAD, PAD), (PAD, PAD), (0, 0)), mode="reflect")
         found = run_decode(config, images.encoded(4), padded=True)
         np.testing.assert_array_equal(found, expected)
@@ -297,7 +298,7 @@ class TestDecode:
 
 def run_decode(config: TrainConfig, content: bytes, padded: bool = False) -> np.ndarray:
     alone = {"batch_size": 1, "num_threads": 1, "device_id": None, "prefetch_queue_depth": 1}
-    pipeline = decode_pipeline(config, "cpu", padded, **alone)
+    pipeline = decode_pipeline("cpu", padded_size=config.view.size if padded else None, **alone)
     pipeline.feed_input("encoded", [np.frombuffer(content, np.uint8)])
     (images,) = pipeline.run()
     return np.asarray(images[0])

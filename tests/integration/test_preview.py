@@ -1,4 +1,4 @@
-"""The preview: a picture of the very views that training will see."""
+"""The preview: a picture of exactly the views that training will see."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def draw(*flags: str, out: Path) -> np.ndarray:
 
 
 def find(picture: np.ndarray, part: np.ndarray) -> tuple[int, int]:
-    """Where a part stands in a picture: its one place."""
+    """(top, left) of a part that occurs once in a picture."""
     windows = np.lib.stride_tricks.sliding_window_view(picture[..., 0], part.shape[:2])
     first_column = (windows[:, :, :, 0] == part[:, 0, 0]).all(-1)
     places = [
@@ -45,7 +45,7 @@ def test_it_shows_the_originals_and_the_views_of_the_training(
     flags = ["--data", str(folder), "--size", "64", "--views", "3", "--images", "4"]
     flags += ["--loader", loader, "--augment", "randaugment", "--seed", "5"]
     picture = draw(*flags, out=tmp_path / "x.png")
-    config = TrainConfig(
+    config = TrainConfig.from_flat(
         data=str(folder),
         size=64,
         views=3,
@@ -56,9 +56,9 @@ def test_it_shows_the_originals_and_the_views_of_the_training(
     )
     trained = fastaug.build_loader(config)
     batch = next(iter(trained))
-    levels = denormalize(batch.views, config).permute(0, 1, 3, 4, 2).numpy()
+    pixels = denormalize(batch.views, config.view).permute(0, 1, 3, 4, 2).numpy()
     tops, lefts = [], []
-    for index, views in zip(batch.indices.tolist(), levels, strict=True):
+    for index, views in zip(batch.indices.tolist(), pixels, strict=True):
         original = trained.images.image(index)
         enlarged = original.repeat(6, 0).repeat(6, 1)  # 20 px to fit a cell of 128
         places = [find(picture, enlarged)]
@@ -88,17 +88,17 @@ def test_a_flat_folder_and_any_number_of_views(folder: Path, tmp_path: Path) -> 
 
 def test_a_recipe_gives_its_size_and_policy(folder: Path) -> None:
     config = preview.configure(["--recipe", "imagenet-nfnet-f0", "--data", str(folder)])
-    assert (config.size, config.augment, config.views) == (224, "randaugment", 8)
-    assert config.out == "preview.png"
+    assert (config.view.size, config.view.augment, config.view.views) == (224, "randaugment", 8)
+    assert config.run.out == "preview.png"
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ("--images 0", "--images must be between 1 and 100, got 0"),
-        ("--out missing/x.png", "must be a file in a folder that is there"),
-        ("--out x.text", "cannot be written (unknown file extension: .text)"),
-        ("--data nowhere", "nowhere: no such file or folder"),
+        ("--images 0", "--images must be at least 1 and at most 100, got 0"),
+        ("--out missing/x.png", "--out missing/x.png: "),
+        ("--out x.text", "--out x.text: cannot be written"),
+        ("--data nowhere", "nowhere: "),
     ],
 )
 def test_mistakes(

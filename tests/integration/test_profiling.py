@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -57,10 +56,10 @@ def one_after_another(row: list[dict]) -> bool:
 
 
 def assert_same_weights_without(config: TrainConfig) -> None:
-    plain = replace(config, profile=False, out=f"{config.out}-plain")
+    plain = config.replace(profile=False, out=f"{config.run.out}-plain")
     Trainer(plain).fit()
-    assert not Path(plain.out, "trace.json").exists()
-    ours, theirs = (load_checkpoint(Path(c.out, "last.pt"))["model"] for c in (config, plain))
+    assert not Path(plain.run.out, "trace.json").exists()
+    ours, theirs = (load_checkpoint(Path(c.run.out, "last.pt"))["model"] for c in (config, plain))
     assert [name for name in theirs if not torch.equal(ours[name], theirs[name])] == []
 
 
@@ -72,21 +71,21 @@ def assert_same_weights_without(config: TrainConfig) -> None:
 def test_a_trace(short: Tiny, capsys: pytest.CaptureFixture, changes: dict) -> None:
     config = short(**changes, profile=True)
     Trainer(config).fit()
-    check_line(capsys.readouterr().out, config.out)
-    steps = events(config.out, *PART, "optimizer")
-    assert [e["name"] for e in steps] == [*PART * config.accumulate, "optimizer"] * 5
+    check_line(capsys.readouterr().out, config.run.out)
+    steps = events(config.run.out, *PART, "optimizer")
+    assert [e["name"] for e in steps] == [*PART * config.optim.accumulate, "optimizer"] * 5
     assert one_after_another(steps)
-    ema = events(config.out, "ema")
-    assert len(ema) == (5 if config.ema else 0)
-    assert all(map(within, ema, events(config.out, "optimizer")))
-    loading = events(config.out, *LOADING)
-    if config.workers:
+    ema = events(config.run.out, "ema")
+    assert len(ema) == (5 if config.optim.ema else 0)
+    assert all(map(within, ema, events(config.run.out, "optimizer")))
+    loading = events(config.run.out, *LOADING)
+    if config.data.workers:
         check_worker_row(loading, steps)
     else:
-        waits = events(config.out, "wait for data")
+        waits = events(config.run.out, "wait for data")
         # DALI's stages are started for one batch, and waited for of another.
         dali = [name for name in LOADING for _ in range(2)]
-        each = dali if config.loader == "dali" else LOADING[1:]
+        each = dali if config.data.loader == "dali" else LOADING[1:]
         assert [e["name"] for e in loading] == each * len(waits)
         assert one_after_another(loading)
         assert all(within(e, waits[i // len(each)]) for i, e in enumerate(loading))
@@ -174,13 +173,13 @@ def test_a_run_that_is_interrupted(
     with pytest.raises(TrainingInterruptedError):
         Trainer(config).fit()
     if recorded:
-        assert len(events(config.out, "optimizer")) == recorded
+        assert len(events(config.run.out, "optimizer")) == recorded
     else:
-        assert not Path(config.out, "trace.json").exists()
+        assert not Path(config.run.out, "trace.json").exists()
         assert "ended before the steps to record; there is no trace" in capsys.readouterr().out
-    assert not Trainer(*train.configure(["--resume", config.out])).config.profile
-    Trainer(*train.configure(["--resume", config.out, "--profile"])).fit()
-    assert len(events(config.out, "optimizer")) == 5
+    assert not Trainer(*train.configure(["--resume", config.run.out])).config.run.profile
+    Trainer(*train.configure(["--resume", config.run.out, "--profile"])).fit()
+    assert len(events(config.run.out, "optimizer")) == 5
     assert_same_weights_without(config)
 
 

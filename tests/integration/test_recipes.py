@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -162,7 +161,7 @@ def configs_of(name: str) -> list[TrainConfig]:
 @pytest.mark.parametrize("name", TABLE)
 def test_a_recipe_is_that_of_the_paper(name: str) -> None:
     config = get_recipe(name)
-    assert {key: getattr(config, key) for key in TABLE[name]} == TABLE[name]
+    assert {key: config.get(key) for key in TABLE[name]} == TABLE[name]
 
 
 def test_every_recipe_of_the_paper_is_compared() -> None:
@@ -174,19 +173,23 @@ def test_every_recipe_of_the_paper_is_compared() -> None:
 def test_an_experiment_is_that_of_the_paper(name: str) -> None:
     recipes, seeds = GRIDS[name]
     configs = configs_of(name)
-    assert {c.seed for c in configs} == set(range(seeds))
-    assert {c.recipe for c in configs} == set(recipes)
+    assert {c.run.seed for c in configs} == set(range(seeds))
+    assert {c.run.recipe for c in configs} == set(recipes)
     runs = 0
     for recipe, (objectives, rates, epochs) in recipes.items():
-        own = [c for c in configs if c.recipe == recipe]
-        assert {c.lr for c in own} == rates
-        assert {c.epochs for c in own} == epochs
+        own = [c for c in configs if c.run.recipe == recipe]
+        assert {c.optim.lr for c in own} == rates
+        assert {c.optim.epochs for c in own} == epochs
         for views, expected in objectives.items():
-            assert {(c.average, c.kl_weight) for c in own if c.views == views} == expected
+            assert {
+                (c.loss.average, c.loss.kl_weight) for c in own if c.view.views == views
+            } == expected
             runs += len(expected) * len(rates) * len(epochs) * seeds
         has_one_view = name in HAS_ONE_VIEW
-        assert {c.views for c in own} == set(objectives) | ({1} if has_one_view else set())
-        assert {(c.average, c.kl_weight) for c in own if c.views == 1} <= {("losses", 0.0)}
+        assert {c.view.views for c in own} == set(objectives) | ({1} if has_one_view else set())
+        assert {(c.loss.average, c.loss.kl_weight) for c in own if c.view.views == 1} <= {
+            ("losses", 0.0)
+        }
         runs += has_one_view * len(rates) * len(epochs) * seeds
     assert len(configs) == runs
 
@@ -200,8 +203,8 @@ def test_an_experiment_is_that_of_the_paper(name: str) -> None:
 )
 def test_a_sweep_of_the_weight(name: str, recipe: str, views: int, highest: float) -> None:
     configs = configs_of(name)
-    assert {(c.recipe, c.views) for c in configs} == {(recipe, views)}
-    weights = {c.kl_weight for c in configs}
+    assert {(c.run.recipe, c.view.views) for c in configs} == {(recipe, views)}
+    weights = {c.loss.kl_weight for c in configs}
     assert {0.0, 1.0, highest} <= weights
     assert max(weights) == highest
 
@@ -219,7 +222,7 @@ def test_names_tell_runs_apart() -> None:
 
 def test_changes_are_made_to_every_run_before_the_batch_is_checked() -> None:
     runs = expand([Grid("shapes", views=(1, 48))], [0], {"batch_size": 96})
-    assert [(c.views, c.images_per_step) for c in runs.values()] == [(1, 96), (48, 2)]
+    assert [(c.view.views, c.images_per_step) for c in runs.values()] == [(1, 96), (48, 2)]
     with raises(ConfigError, "96 90 105"):
         expand([Grid("shapes", views=(15,))], [0], {"batch_size": 96})
 
@@ -236,7 +239,7 @@ def test_every_recipe_starts(name: str, tmp_path: Path) -> None:
     """One step of the recipe's network on data of its form; nothing is written."""
     rng = np.random.default_rng(0)
     config = get_recipe(name)
-    side = 32 if config.size == 32 else 64
+    side = 32 if config.view.size == 32 else 64
     images = {
         "train_images": rng.integers(0, 256, (4, side, side, 3), np.uint8),
         "train_labels": np.arange(4) % 2,
@@ -244,13 +247,12 @@ def test_every_recipe_starts(name: str, tmp_path: Path) -> None:
         "test_labels": np.arange(2),
     }
     np.savez(tmp_path / "data.npz", **images)
-    config = replace(
-        config,
+    config = config.replace(
         data=str(tmp_path / "data.npz"),
         train_images=0,
         validation=0.0,
         size=side,
-        views=min(config.views, 2),
+        views=min(config.view.views, 2),
         batch_size=2,  # the least that batch norm takes
         workers=0,
     )
@@ -258,7 +260,8 @@ def test_every_recipe_starts(name: str, tmp_path: Path) -> None:
     learner = trainer.learner
     learner.start_step(0)
     terms = learner.backward(next(iter(trainer.loader)), 1.0, last=True)
-    assert not learner.update(learning_rate(0, trainer.steps_per_epoch, config))  # no bad gradient
+    rate = learning_rate(0, trainer.steps_per_epoch, config.optim, config.images_per_step)
+    assert not learner.update(rate)  # no bad gradient
     assert all(term.isfinite().all() for term in terms)
 
 

@@ -9,7 +9,6 @@ import io
 import json
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from fastaug.experiments.page_curves import MOST_POINTS, plot, read_records, thi
 from fastaug.experiments.page_html import Cell, Column, Markup, element, join, table
 from fastaug.experiments.page_values import duration, measure_text, number, spread
 
-BASE = TrainConfig(
+BASE = TrainConfig.from_flat(
     recipe="shapes", model="wrn-10-1", data="/data/shapes", validation=0.1, epochs=4, views=1
 )
 SCRIPT = "<script>document.title = 'caught'</script>"
@@ -53,18 +52,16 @@ def write_sweep(top: Path) -> None:
     # (lr, seed) -> top-1 of the test images
     found = {(0.04, 0): 0.70, (0.04, 1): 0.73, (0.02, 0): 0.80, (0.02, 1): 0.82}
     for (lr, seed), top1 in found.items():
-        config = replace(BASE, views=4, lr=lr, seed=seed, kl_weight=1.0)
+        config = BASE.replace(views=4, lr=lr, seed=seed, kl_weight=1.0)
         held_out = measures(0.75 if lr == 0.04 else 0.60)
         run = write_run(top / f"k4-{lr}-{seed}", config, measures(top1), held_out, records(4, top1))
         Image.new("RGB", (2400, 300), "teal").save(run / "views.png")
     write_run(top / "k1", BASE, measures(0.65), measures(0.64))
-    other = replace(
-        BASE, model="wrn-16-4", recipe=SCRIPT, data=f"/data/{SCRIPT}".replace("</", "<")
-    )
+    other = BASE.replace(model="wrn-16-4", recipe=SCRIPT, data=f"/data/{SCRIPT}".replace("</", "<"))
     write_run(top / 'odd"<b>&amp;', other, measures(0.5), measures(0.5))
     unfinished = top / f"half-{SCRIPT}".replace("/", "")
     unfinished.mkdir()
-    (unfinished / "config.json").write_text(json.dumps(BASE.to_dict()))
+    (unfinished / "config.json").write_text(json.dumps(BASE.to_flat()))
 
 
 class Page(HTMLParser):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from fastaug.experiments.claims import Claim, check_claims, difference
 from fastaug.experiments.results import Setting, find_results, setting_of
 from fastaug.experiments.selection import Selected, select, select_families
 
-BASE = TrainConfig(data="/data/set", model="wrn-16-4", views=4, batch_size=64)
+BASE = TrainConfig.from_flat(data="/data/set", model="wrn-16-4", views=4, batch_size=64)
 
 
 def measures(top1: float, invariance: float = 0.5, tta: float | None = None) -> dict[str, float]:
@@ -31,7 +30,7 @@ def measures(top1: float, invariance: float = 0.5, tta: float | None = None) -> 
 @pytest.fixture
 def write(tmp_path: Path) -> Callable[..., Path]:
     def write_one(top1: float, validation: float | None = None, **changes: object) -> Path:
-        config = replace(BASE, **changes)
+        config = BASE.replace(**changes)
         held_out = None if validation is None else {"top1": validation}
         folder = tmp_path / "runs" / str(len(list((tmp_path / "runs").glob("*"))))
         return write_run(folder, config, measures(top1), held_out)
@@ -153,7 +152,7 @@ class TestSettings:
         ],
     )
     def test_one_view_has_one_setting(self, changes: dict, setting: Setting) -> None:
-        assert setting_of(replace(BASE, **changes)) == setting
+        assert setting_of(BASE.replace(**changes)) == setting
 
 
 class TestSelection:
@@ -171,7 +170,7 @@ class TestSelection:
         assert (choice.lr, choice.candidates) == (0.2, 3)
         assert choice.score == pytest.approx(0.63)
         assert choice.mean("top1") == pytest.approx(0.2)
-        assert [run.config.seed for run in choice.runs] == [0, 1]
+        assert [run.config.run.seed for run in choice.runs] == [0, 1]
         (by_test,) = select(selected.family.runs, "test").values()
         assert by_test.lr == 0.3
 
@@ -243,7 +242,7 @@ def claims(tmp_path: Path) -> Callable[..., list[Claim]]:
 def selected_from(folder: Path, runs: Runs) -> Selected:
     for (views, average, weight), (top1, invariance) in runs.items():
         for seed, value in enumerate(top1):
-            config = replace(BASE, views=views, average=average, kl_weight=weight, seed=seed)
+            config = BASE.replace(views=views, average=average, kl_weight=weight, seed=seed)
             name = f"{views}-{average}-{weight}-{seed}"
             write_run(folder / name, config, measures(value, invariance + 0.01 * seed))
     (selected,) = select_families(find_results([folder]))
@@ -287,7 +286,7 @@ def test_what_is_not_there_is_not_seen(
 
 def test_views_at_test_time_that_do_not_help(tmp_path: Path) -> None:
     for seed in range(3):
-        config = replace(BASE, seed=seed)
+        config = BASE.replace(seed=seed)
         write_run(tmp_path / str(seed), config, measures(0.5, tta=0.49 + 0.001 * seed))
     (selected,) = select_families(find_results([tmp_path]))
     assert check_claims(selected)[4].verdict == "not seen"

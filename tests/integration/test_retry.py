@@ -71,7 +71,7 @@ def make(tiny: Tiny, data: Path) -> Tiny:
 
 
 def surveyed(config: TrainConfig) -> ImageSet:
-    return scan_configured(config, open_split(config.data, "train"))
+    return scan_configured(config.data, open_split(config.data.data, "train"))
 
 
 def knowing(images: ImageSet, *bad: int) -> ImageSet:
@@ -122,7 +122,7 @@ class TestQuarantine:
         if damage == "another size":
             assert "another size than when the run began" in line
         if damage != "gone":  # what is whole is found good by another run, of whatever size it is
-            again = scan_configured(config, open_split(config.data, "train"))
+            again = scan_configured(config.data, open_split(config.data.data, "train"))
             assert list(again.bad) == ([] if damage == "another size" else [victim])
 
     @pytest.mark.parametrize("crop", ["resized", "pad"])
@@ -252,7 +252,7 @@ class TestPatience:
         assert_same(found, whole)
         assert loader.images.bad == {}
         assert surveyed(config).bad == {}
-        if config.workers != 2:  # there it is the workers who sleep
+        if config.data.workers != 2:  # there it is the workers who sleep
             assert slept == [0.1, 0.3]
         (line,) = lines(caplog, "it is tried again for 4.4 s")
         assert line.startswith(f"{victim}: ")
@@ -287,7 +287,7 @@ class TestEvaluation:
     ) -> None:
         """Of 15 images in batches of two: 2 and 3 are a batch, 14 is the last one alone."""
         config = make(kind, max_bad=0.5)
-        images = scan_configured(config, open_split(str(data), "test"))
+        images = scan_configured(config.data, open_split(str(data), "test"))
         expected: dict[int, torch.Tensor] = {
             int(index): views
             for batch in build_evaluation_loader(config, images, views=2, batch_size=4)
@@ -373,7 +373,7 @@ class TestWorkers:
         count = 0
         for _ in batches:
             count += 1
-            if count < config.workers:  # one that has made nothing may not be listening yet
+            if count < config.data.workers:  # one that has made nothing may not be listening yet
                 continue
             for worker in multiprocessing.active_children():
                 with contextlib.suppress(ProcessLookupError):  # after the last batch

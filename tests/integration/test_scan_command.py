@@ -33,7 +33,7 @@ def data(tmp_path: Path) -> Path:
 
 
 def row(shown: str, name: str) -> list[str]:
-    """What the tables say in the rows of this name."""
+    """Values in the rows of this name."""
     cells = [line.split("│") for line in shown.splitlines() if line.startswith(f"│ {name} ")]
     return [cell[2].strip() for cell in cells]
 
@@ -105,15 +105,15 @@ def test_a_flat_folder(data: Path, capsys: pytest.CaptureFixture) -> None:
     assert shown.err == ""
 
 
-def test_one_split_alone(
+def test_a_single_split(
     data: Path, capsys: pytest.CaptureFixture, caplog: pytest.LogCaptureFixture
 ) -> None:
     (data / "test").rename(data / "elsewhere")
     assert cli.run(scan.main, [str(data)]) == 0
     assert row(capsys.readouterr().out, "images") == ["36"]
     (line,) = caplog.messages
-    assert line.startswith(f"only {data / 'train'} is looked at: ")
-    assert "no folder val/ or test/" in line
+    assert line.startswith(f"only {data / 'train'} is scanned: ")
+    assert "val/ or test/" in line
 
 
 def test_every_image_is_bad(data: Path, capsys: pytest.CaptureFixture) -> None:
@@ -137,10 +137,11 @@ def test_arrays(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["nowhere"], "--data nowhere: no such file or folder"),
-        (["shapes", "--max-bad", "2"], "--max-bad must be between 0 and 1, got 2.0"),
+        (["nowhere"], "--data nowhere: "),
+        (["shapes", "--max-bad", "2"], "--max-bad must be at least 0 and at most 1, got 2.0"),
         (["shapes", "--workers", "-2"], "--workers must be at least -1, got -2"),
-        (["shapes", "--out", "/no/such/folder/x.json"], "must be a file in a folder"),
+        (["shapes", "--out", "/no/such/folder/x.json"], "--out /no/such/folder/x.json: "),
+        ([""], "DATA is empty"),
         ([], "required"),
     ],
 )
@@ -150,7 +151,7 @@ def test_mistakes(args: list[str], message: str, capsys: pytest.CaptureFixture) 
     assert message in line
 
 
-def test_a_name_that_is_no_text_in_a_shell(data: Path, tmp_path: Path) -> None:
+def test_a_file_name_that_is_not_utf8(data: Path, tmp_path: Path) -> None:
     bad = os.fsencode(data / "train/red") + b"/\xff.jpg"
     with open(bad, "wb"):
         pass

@@ -16,7 +16,6 @@ import sys
 import tarfile
 import zipfile
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +39,9 @@ from fastaug.config import TrainConfig
 from fastaug.data.readers import npz
 from fastaug.data.readers.plain_pickle import read_plain_pickle
 from fastaug.data.sources import open_split
+from fastaug.engine import evaluation
 from fastaug.errors import DataError, printable
-from fastaug.models import build_configured_model
+from fastaug.models.build import build_configured_model
 from fastaug.runs import console
 
 ROOT = Path(__file__).parents[2]
@@ -266,19 +266,21 @@ def test_a_checkpoint_cannot_name_a_kernel_to_import(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A kernel of one's own is a module, and importing it runs it: only the user names one."""
-    config = TrainConfig(data=str(folder), model="wrn-10-1", kernel="owned:kernel", size=16)
-    state = {"config": config.to_dict(), "classes": ["blue", "green", "red"], "ema": None}
-    safe = replace(config, kernel="auto")
-    state["model"] = build_configured_model(safe, 3).state_dict()
+    config = TrainConfig.from_flat(
+        data=str(folder), model="wrn-10-1", kernel="owned:kernel", size=16
+    )
+    state = {"config": config.to_flat(), "classes": ["blue", "green", "red"], "ema": None}
+    safe = config.replace(kernel="auto")
+    state["model"] = build_configured_model(safe.model, 3, safe.view.size).state_dict()
 
     class Reached(Exception):
         pass
 
-    def survey(config: TrainConfig, _images: object) -> None:
-        raise Reached(config.kernel)
+    def reached(_images: object, config: TrainConfig, *args: object, **options: object) -> None:
+        raise Reached(config.loss.kernel)
 
     monkeypatch.setattr(evaluate, "load_checkpoint", lambda _path: state)
-    monkeypatch.setattr(evaluate, "scan_configured", survey)
+    monkeypatch.setattr(evaluation, "Evaluation", reached)
     with pytest.raises(Reached, match=r"^auto$"):
         evaluate.main(["x.pt"])
 
@@ -341,7 +343,7 @@ def test_names_of_files_in_a_shell(tmp_path: Path) -> None:
     assert obeyed(done.stdout + done.stderr) == set()
     assert r"\x1b]0;owned" in done.stdout
     warning, error = done.stderr.splitlines()
-    assert "is looked at" in warning
+    assert "is scanned" in warning
     assert error.startswith("error: ")
     assert "1 of 10 images are bad" in error
     (listed,) = (tmp_path / "cache/manifests").glob("*.txt")

@@ -18,7 +18,8 @@ from fastaug import cli, train
 from fastaug.config import TrainConfig
 from fastaug.runs import checkpoint_writer as saver
 from fastaug.runs.checkpoint import write_checkpoint
-from fastaug.runs.checkpoint_writer import CheckpointWriter, newest_checkpoint
+from fastaug.runs.checkpoint_writer import CheckpointWriter
+from fastaug.runs.resume import newest_checkpoint
 from fastaug.runtime.signals import StopSignals, TrainingInterruptedError
 
 FORK = multiprocessing.get_context("fork")
@@ -146,9 +147,18 @@ def test_a_training_that_cannot_save_ends_by_the_second_signal(
 
     monkeypatch.setattr(saver, "write_checkpoint", write)
     flags = [
-        *("--data", config.data, "--model", config.model, "--size", "16", "--views", "2"),
+        *(
+            "--data",
+            config.data.data,
+            "--model",
+            config.model.model,
+            "--size",
+            "16",
+            "--views",
+            "2",
+        ),
         *("--batch-size", "16", "--epochs", "2000", "--eval-every", "2000", "--workers", "0"),
-        *("--checkpoint-every", "1", "--kernel", "reference", "--out", config.out),
+        *("--checkpoint-every", "1", "--kernel", "reference", "--out", config.run.out),
     ]
 
     def work(ready: Any) -> None:
@@ -156,7 +166,7 @@ def test_a_training_that_cannot_save_ends_by_the_second_signal(
         os._exit(cli.run(train.main, flags))
 
     process = start(work)
-    last = Path(config.out) / "last.pt"
+    last = Path(config.run.out) / "last.pt"
     deadline = time.monotonic() + LONG
     while not last.exists():
         assert process.is_alive()
@@ -166,5 +176,5 @@ def test_a_training_that_cannot_save_ends_by_the_second_signal(
     assert hangs.wait(LONG)
     assert end_by(process, signal.SIGTERM, signal.SIGTERM) == 143
     said: list[str] = []
-    assert newest_checkpoint(Path(config.out), said.append) == last
+    assert newest_checkpoint(Path(config.run.out), said.append) == last
     assert said == []

@@ -6,7 +6,6 @@ import json
 import math
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,13 +13,12 @@ import torch
 from expect import missing, raises
 from training import assert_same_weights, metrics, run, tiny_config, weights
 
-from fastaug import evaluate
 from fastaug.config import TrainConfig
 from fastaug.engine import learner
 from fastaug.engine.metrics import Meter
 from fastaug.engine.trainer import Trainer
 from fastaug.errors import CheckpointError, ConfigError, DataError
-from fastaug.runs.checkpoint import load_checkpoint
+from fastaug.runs.checkpoint import evaluated_weights, load_checkpoint
 
 Tiny = Callable[..., TrainConfig]
 STEPS = 8  # of tiny(): 36 images, 8 in a step, 2 epochs
@@ -65,10 +63,10 @@ def test_it_learns(tiny: Tiny) -> None:
 
 def test_two_runs_of_one_seed_are_the_same(tiny: Tiny) -> None:
     config = tiny(augment="randaugment", workers=1)
-    first, second = run(config, "1"), run(replace(config, workers=0), "2")
+    first, second = run(config, "1"), run(config.replace(workers=0), "2")
     assert metrics(first) == metrics(second)
     assert_same_weights(first, second)
-    other = run(replace(config, seed=1), "3")
+    other = run(config.replace(seed=1), "3")
     assert metrics(other) != metrics(first)
 
 
@@ -87,8 +85,8 @@ def test_stopping_after_any_step_changes_nothing(
     in_parts: tuple[TrainConfig, Path], stop: int, tmp_path: Path
 ) -> None:
     config, whole = in_parts
-    config = replace(config, out=str(tmp_path / "run"))
-    stopped = run(replace(config, max_steps=stop))
+    config = config.replace(out=str(tmp_path / "run"))
+    stopped = run(config.replace(max_steps=stop))
     assert load_checkpoint(stopped / "last.pt")["step"] == stop
     resumed = run(config, checkpoint=stopped / "last.pt")
     assert_same_weights(resumed, whole)
@@ -116,12 +114,12 @@ def test_stopping_after_any_step_changes_nothing(
 def test_stopping_in_the_middle_of_an_epoch(tiny: Tiny, changes: dict) -> None:
     config = tiny(**changes)
     whole = run(config, "-whole")
-    stopped = run(replace(config, max_steps=5))
+    stopped = run(config.replace(max_steps=5))
     resumed = run(config, checkpoint=stopped / "last.pt")
     assert_same_weights(resumed, whole)
     assert metrics(resumed) == metrics(whole)
     ema = load_checkpoint(resumed / "last.pt")["ema"]
-    assert (ema is not None) == (config.ema > 0)
+    assert (ema is not None) == (config.optim.ema > 0)
     if ema is not None:
         expected = load_checkpoint(whole / "last.pt")["ema"]
         assert all(torch.equal(ema[name], expected[name]) for name in expected)
@@ -158,7 +156,7 @@ def test_a_moving_average_is_what_is_evaluated(tiny: Tiny) -> None:
     state = load_checkpoint(folder / "last.pt")
     name = "head.weight"
     assert not torch.equal(state["ema"][f"module.{name}"], state["model"][name])
-    assert torch.equal(evaluate.evaluated_weights(state)[name], state["ema"][f"module.{name}"])
+    assert torch.equal(evaluated_weights(state)[name], state["ema"][f"module.{name}"])
 
 
 def test_metrics_are_read_only_every_few_steps(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,13 +196,13 @@ def test_a_run_goes_on_without_an_image_that_went_bad(
     victim = going.train_images.files[list(going.loader.batches())[2].indices[0]]
     victim.write_bytes(victim.read_bytes()[:300])
     going.fit()
-    out = Path(config.out)
+    out = Path(config.run.out)
     assert json.loads((out / "summary.json").read_text())["finished"]
     (line,) = (out / "bad-images.txt").read_text().splitlines()
     assert line.startswith(f"{victim}: ")
     capsys.readouterr()
     # A run that has known of it from the start, and goes on from where it was met.
-    again = run(replace(config, max_steps=6, out=f"{config.out}-again"))
+    again = run(config.replace(max_steps=6, out=f"{config.run.out}-again"))
     shown = capsys.readouterr().out
     assert missing(shown, "35 15 1") == []  # training, test and bad images
     (listed,) = (again / "bad-images.txt").read_text().splitlines()
@@ -245,7 +243,7 @@ def test_an_error_of_the_data_loses_no_step(
     config = tiny(accumulate=accumulate, loader=loader)
     whole = run(config, "-whole")
     data = Path(shutil.copytree(folder, tmp_path / "data"))
-    config = replace(config, data=str(data))
+    config = config.replace(data=str(data))
     failing = Trainer(config)
     # The image that step 3 sees first: two steps are made before it.
     batches = list(failing.loader.batches())
@@ -254,9 +252,9 @@ def test_an_error_of_the_data_loses_no_step(
     victim.write_bytes(content[:100])
     with raises(DataError, victim.name):
         failing.fit()
-    assert load_checkpoint(Path(config.out) / "last.pt")["step"] == 2
+    assert load_checkpoint(Path(config.run.out) / "last.pt")["step"] == 2
     victim.write_bytes(content)
-    assert_same_weights(run(config, checkpoint=Path(config.out) / "last.pt"), whole)
+    assert_same_weights(run(config, checkpoint=Path(config.run.out) / "last.pt"), whole)
 
 
 def test_an_error_in_the_middle_of_a_step_loses_no_step(
@@ -276,7 +274,7 @@ def test_an_error_in_the_middle_of_a_step_loses_no_step(
     monkeypatch.setattr(learner, "objective", fails_once)
     with pytest.raises(RuntimeError, match="out of memory"):
         run(config)
-    folder = Path(config.out)
+    folder = Path(config.run.out)
     assert load_checkpoint(folder / "last.pt")["step"] == 2
     assert_same_weights(run(config, checkpoint=folder / "last.pt"), whole)
 

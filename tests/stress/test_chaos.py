@@ -37,7 +37,9 @@ def run(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("checked") / "run"
     size: dict[str, Any] = {"size": 16, "views": 2, "batch_size": 16, "workers": 0}
     often: dict[str, Any] = {"log_every": 2, "checkpoint_every": 3, "kernel": "reference"}
-    config = TrainConfig(data=str(folder), out=str(path), epochs=3, tta=2, **size, **often)
+    config = TrainConfig.from_flat(
+        data=str(folder), out=str(path), epochs=3, tta=2, **size, **often
+    )
     Trainer(config).fit()
     return path
 

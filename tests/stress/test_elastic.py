@@ -48,7 +48,7 @@ def flags(config: TrainConfig, **changes: object) -> list[str]:
     """The command line of what `tiny` makes."""
     names = ("data", "loader", "model", "size", "views", "batch_size", "epochs", "lr", "workers")
     settings = {name: getattr(config, name) for name in (*names, "tta", "log_every", "kernel")}
-    settings |= {"out": config.out, **changes}
+    settings |= {"out": config.run.out, **changes}
     return [word for n, v in settings.items() for word in (f"--{n.replace('_', '-')}", str(v))]
 
 
@@ -98,7 +98,7 @@ def whole(tiny: Tiny, tmp_path: Path) -> tuple[TrainConfig, Path, Path]:
     command = [*TORCHRUN, "--nproc-per-node", "2", str(script), *flags(config)]
     done = subprocess.run(command, env=environment(record), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    return config, Path(config.out), record
+    return config, Path(config.run.out), record
 
 
 def test_a_killed_rank_restarts_the_group(whole: tuple, tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -37,10 +36,10 @@ def wholes(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
 def start_in_a_shell(config: TrainConfig, *more: str) -> subprocess.Popen:
     """The run as it is typed; returns after its first steps."""
     flags = [
-        *("--data", config.data, "--model", config.model, "--size", "16", "--views", "2"),
-        *("--batch-size", "16", "--epochs", str(config.epochs), "--lr", "0.05"),
-        *("--eval-every", str(config.epochs), "--augment", "randaugment", "--workers", "1"),
-        *("--tta", "2", "--log-every", "2", "--loader", config.loader, "--out", config.out),
+        *("--data", config.data.data, "--model", "wrn-10-1", "--size", "16", "--views", "2"),
+        *("--batch-size", "16", "--lr", "0.05", "--augment", "randaugment", "--workers", "1"),
+        *("--epochs", str(STEPS // 4), "--eval-every", str(STEPS // 4), "--log-every", "2"),
+        *("--tta", "2", "--loader", config.data.loader, "--out", config.run.out),
     ]
     process = subprocess.Popen(
         [sys.executable, "-m", "fastaug.train", *flags, *more],
@@ -49,7 +48,7 @@ def start_in_a_shell(config: TrainConfig, *more: str) -> subprocess.Popen:
         text=True,
         start_new_session=True,
     )
-    wait_for(Path(config.out) / "metrics.jsonl", process)
+    wait_for(Path(config.run.out) / "metrics.jsonl", process)
     return process
 
 
@@ -62,8 +61,8 @@ def wait_for(file: Path, process: subprocess.Popen) -> None:
 
 
 def resume(config: TrainConfig) -> None:
-    assert 0 < load_checkpoint(Path(config.out) / "last.pt")["step"] < STEPS
-    assert cli.run(train.main, ["--resume", config.out]) == 0
+    assert 0 < load_checkpoint(Path(config.run.out) / "last.pt")["step"] < STEPS
+    assert cli.run(train.main, ["--resume", config.run.out]) == 0
 
 
 @pytest.mark.parametrize(
@@ -86,25 +85,25 @@ def test_a_signal_saves_and_ends(
 ) -> None:
     """Ctrl-C and a cluster's SIGTERM go to the whole process group, workers included."""
     config, whole = wholes[loader]
-    config = replace(config, out=str(tmp_path / "run"))
+    config = config.replace(out=str(tmp_path / "run"))
     process = start_in_a_shell(config)
     send(process.pid, signum)
     out, err = process.communicate(timeout=120)
     assert process.returncode == 128 + signum, err
     assert "Traceback" not in out + err
-    assert f"--resume {config.out}" in out.replace("\n", "")
+    assert f"--resume {config.run.out}" in out.replace("\n", "")
     resume(config)
-    assert_same_weights(Path(config.out), whole)
+    assert_same_weights(Path(config.run.out), whole)
 
 
 def test_a_killed_run_ends_with_the_same_weights(wholes: dict[str, Whole], tmp_path: Path) -> None:
     """After SIGKILL within an epoch the last checkpoint is complete, and the rest is repeated."""
     config, whole = wholes["dali"]
-    config = replace(config, out=str(tmp_path / "run"))
+    config = config.replace(out=str(tmp_path / "run"))
     process = start_in_a_shell(config, "--checkpoint-every", "3")
-    wait_for(Path(config.out) / "last.pt", process)
+    wait_for(Path(config.run.out) / "last.pt", process)
     process.kill()
     process.communicate()
     resume(config)
-    assert_same_weights(Path(config.out), whole)
-    assert metrics(Path(config.out)) == metrics(whole)
+    assert_same_weights(Path(config.run.out), whole)
+    assert metrics(Path(config.run.out)) == metrics(whole)

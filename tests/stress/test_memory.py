@@ -15,7 +15,7 @@ from fastaug.config import TrainConfig
 LOADER_SIZES = """
 import json, sys, fastaug
 from fastaug.config import TrainConfig
-loader = fastaug.build_loader(TrainConfig.from_dict(json.loads(sys.argv[1])))
+loader = fastaug.build_loader(TrainConfig.from_saved(json.loads(sys.argv[1])))
 sizes = []
 for epoch in range(20):
     assert sum(1 for batch in loader) == len(loader)
@@ -27,7 +27,7 @@ print(sizes[1], sizes[-1])
 def test_dalis_operators_do_not_grow_from_epoch_to_epoch(tiny: Callable[..., TrainConfig]) -> None:
     """Resident pages after 20 epochs, against those after the second."""
     config = tiny(loader="dali", views_engine="dali", augment="randaugment", size=64)
-    command = [sys.executable, "-c", LOADER_SIZES, json.dumps(config.to_dict())]
+    command = [sys.executable, "-c", LOADER_SIZES, json.dumps(config.to_flat())]
     result = subprocess.run(command, capture_output=True, text=True, check=True)
     second, last = map(int, result.stdout.split())
     assert last < 1.05 * second, (second, last)

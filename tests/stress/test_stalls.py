@@ -51,7 +51,7 @@ def test_a_loader_that_hangs(tiny: Tiny, folder: Path, tmp_path: Path, loader: s
     flags = ["--data", str(data), "--loader", loader, "--workers", "1", "--prefetch", "1"]
     flags += ["--size", "16", "--views", "2", "--batch-size", "16", "--stall-timeout", PATIENCE]
     done = subprocess.run(
-        [sys.executable, "-c", WITH_A_PIPE, *flags, "--out", config.out],
+        [sys.executable, "-c", WITH_A_PIPE, *flags, "--out", config.run.out],
         env={**os.environ, "VICTIM": str(victim), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -59,12 +59,12 @@ def test_a_loader_that_hangs(tiny: Tiny, folder: Path, tmp_path: Path, loader: s
     )
     assert done.returncode == EXIT_CODE, done.stderr
     assert f"the training has made no progress for {PATIENCE} s (--stall-timeout)" in done.stderr
-    where = (Path(config.out) / "stall.txt").read_text()
+    where = (Path(config.run.out) / "stall.txt").read_text()
     assert where.splitlines()[0] in done.stderr
     assert "in _train_rest_of_epoch" in where  # the training's thread
     # The one that reads: a thread here, or a worker, which is asked for its stack by a signal.
     assert "in read_bytes" in (where if loader == "dali" else done.stderr)
-    assert load_checkpoint(Path(config.out) / "last.pt")["step"] >= 2
+    assert load_checkpoint(Path(config.run.out) / "last.pt")["step"] >= 2
 
 
 def test_a_rank_that_hangs(tiny: Tiny) -> None:
@@ -74,8 +74,8 @@ def test_a_rank_that_hangs(tiny: Tiny) -> None:
     assert first.exitcode == EXIT_CODE
     os.kill(second.pid, signal.SIGKILL)
     second.join()
-    said = (Path(config.out) / "stall.txt").read_text()
+    said = (Path(config.run.out) / "stall.txt").read_text()
     assert f"rank 0 has made no progress for {PATIENCE} s" in said
     assert "while training, or waiting for another rank;" in said
     assert "in backward" in said  # it waits for the other's gradients
-    assert load_checkpoint(Path(config.out) / "last.pt")["step"] == 2
+    assert load_checkpoint(Path(config.run.out) / "last.pt")["step"] == 2

@@ -11,7 +11,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -82,7 +81,7 @@ class FakeTraining:
             "measures": {"top1": top1 / 2, "tta_top1": top1 / 2, "invariance": 0.1},
             "validation": {"top1": top1},
         }
-        (folder / "config.json").write_text(json.dumps(config.to_dict()))
+        (folder / "config.json").write_text(json.dumps(config.to_flat()))
         (folder / "summary.json").write_text(json.dumps(summary))
         return summary
 
@@ -119,10 +118,12 @@ def test_flags_of_the_training_may_stand_anywhere() -> None:
 def test_what_the_flags_say_is_said_to_every_run(flags: Callable[..., list[str]]) -> None:
     plan = configure(flags("--views", "1", "4", "--compile", "--seeds", "3", "--dry-run"))
     configs = list(plan.tuning.values())
-    assert [(c.views, c.seed) for c in configs] == [(k, s) for k in (1, 4) for s in range(3)]
-    assert {(c.batch_size, c.compile, c.size, c.validation) for c in configs} == {
-        (8, True, 12, 0.1)
-    }
+    assert [(c.view.views, c.run.seed) for c in configs] == [
+        (k, s) for k in (1, 4) for s in range(3)
+    ]
+    assert {
+        (c.optim.batch_size, c.run.compile, c.view.size, c.data.validation) for c in configs
+    } == {(8, True, 12, 0.1)}
     assert plan.images == 54
     # 54 // 8 and 54 // 2 steps an epoch, 12 epochs, 3 seeds, 8 views a step.
     assert plan.views(configs) == 3 * 12 * (6 + 27) * 8
@@ -172,14 +173,13 @@ def test_a_sweep_without_data_says_what_to_give() -> None:
 def test_the_paper_s_own_practice_holds_nothing_out(flags: Callable[..., list[str]]) -> None:
     plan = configure(flags("--select-on", "test"))
     assert plan.images == 60
-    assert {config.validation for config in plan.tuning.values()} == {0.0}
+    assert {config.data.validation for config in plan.tuning.values()} == {0.0}
 
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_run_is_told_its_settings(name: str, tmp_path: Path) -> None:
     """What train makes of the flags is the config that they came from."""
-    wanted = replace(
-        get_recipe(name),
+    wanted = get_recipe(name).replace(
         data=str(tmp_path),
         lr=2**-9.5,
         seed=3,
@@ -188,7 +188,7 @@ def test_a_run_is_told_its_settings(name: str, tmp_path: Path) -> None:
     )
     config, checkpoint = configure_training(train_flags(wanted, tmp_path / "run"))
     assert checkpoint is None
-    assert replace(config, out="", resume="") == wanted
+    assert config.replace(out="", resume="") == wanted
 
 
 # --- what is chosen ---
@@ -200,8 +200,8 @@ def test_rate_and_epochs_are_chosen_for_each_setting_and_rerun(
     best = {(1, 0.0): (0.1, 2), (2, 0.0): (0.2, 2), (2, 1.0): (0.1, 1)}
 
     def top1(config: TrainConfig) -> float:
-        wanted = best[config.views, config.kl_weight]
-        return 0.8 if (config.lr, config.epochs) == wanted else 0.6
+        wanted = best[config.view.views, config.loss.kl_weight]
+        return 0.8 if (config.optim.lr, config.optim.epochs) == wanted else 0.6
 
     fake.top1 = top1
     grid = (

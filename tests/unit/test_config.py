@@ -1,34 +1,36 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
+from typing import get_type_hints
 
 import pytest
 from expect import raises
 
-from fastaug.config import TrainConfig
+from fastaug.config import TrainConfig, setting_owners
 from fastaug.errors import ConfigError
 from fastaug.evaluate import EvaluateConfig
 from fastaug.recipes import RECIPES, get_recipe
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "named"),
     [
-        ({"views": 0}, "--views 1 0"),
-        ({"epochs": 0}, "--epochs 1 0"),
-        ({"lr": float("nan")}, "--lr 0 nan"),
-        ({"kl_weight": -1.0}, "--kl-weight 0 -1.0"),
-        ({"label_smoothing": 1.0}, "--label-smoothing 0 1 1.0"),
-        ({"ema": 1.0}, "--ema 0 1 1.0"),
-        ({"seed": 2**32}, "--seed"),
-        ({"max_bad": 5.0}, "--max-bad 0 1 5.0"),
-        ({"prefetch": 0}, "--prefetch 1 0"),
-        ({"views_dtype": "fp16"}, "--views-dtype fp16 --precision bf16"),
-        ({"views_dtype": "bf16"}, "--views-dtype bf16 --precision fp16"),
-        ({"interpolation": "cubic"}, "cubic --interpolation bicubic"),
-        ({"views_engine": "fused"}, "--views-engine dali --dali fused"),
-        ({"views_engine": "dali"}, "--views-engine dali --dali"),
+        ({"views": 0}, ("--views", "at least 1", "got 0")),
+        ({"epochs": 0}, ("--epochs", "at least 1", "got 0")),
+        ({"lr": float("nan")}, ("--lr", "finite", "at least 0", "got nan")),
+        ({"lr": "fast"}, ("--lr", "a number", "'fast'")),
+        ({"kl_weight": -1.0}, ("--kl-weight", "at least 0", "got -1.0")),
+        ({"label_smoothing": 1.0}, ("--label-smoothing", "at least 0", "below 1", "got 1.0")),
+        ({"ema": 1.0}, ("--ema", "below 1", "got 1.0")),
+        ({"seed": 2**32}, ("--seed", "below 4294967296")),
+        ({"max_bad": 5.0}, ("--max-bad", "at most 1", "got 5.0")),
+        ({"prefetch": 0}, ("--prefetch", "at least 1", "got 0")),
+        ({"views_dtype": "fp16"}, ("--views-dtype fp16", "--precision fp16 or bf16")),
+        ({"views_dtype": "bf16"}, ("--views-dtype bf16", "--precision fp16 or bf16")),
+        ({"interpolation": "cubic"}, ("--interpolation", "'cubic'", "bicubic")),
+        ({"views_engine": "fused"}, ("--views-engine fused", "--loader dali", "--dali")),
+        ({"views_engine": "dali"}, ("--views-engine dali", "--loader dali", "--dali")),
         (
             {
                 "loader": "dali",
@@ -36,31 +38,34 @@ from fastaug.recipes import RECIPES, get_recipe
                 "augment": "randaugment",
                 "randaugment_policy": "dali",
             },
-            "--views-engine fused --randaugment-policy dali",
+            ("--views-engine fused", "--randaugment-policy dali"),
         ),
         (
             {"augment": "randaugment", "randaugment_policy": "dali"},
-            "--randaugment-policy dali --loader",
+            ("--randaugment-policy dali", "--loader dali"),
         ),
         (
             {"loader": "dali", "randaugment_policy": "dali", "randaugment_magnitude": 31},
-            "--randaugment-magnitude 0 30",
+            ("--randaugment-magnitude", "0 to 30", "got 31"),
         ),
-        ({"randaugment_layers": 17}, "--randaugment-layers 1 16 17"),
-        ({"crop_area": (0.5, 0.2)}, "--crop-area 0 LOW HIGH 1 0.5 0.2"),
-        ({"randaugment_magnitude": 11.0}, "0 10 11.0"),
-        ({"average": "means"}, "means --average logits losses probs"),
-        ({"precision": "fp61"}, "fp61 --precision fp16"),
-        ({"nesterov": True, "momentum": 0.0}, "--nesterov --momentum 0"),
+        ({"randaugment_layers": 17}, ("--randaugment-layers", "at most 16", "got 17")),
+        ({"crop_area": (0.5, 0.2)}, ("--crop-area", "0 < LOW <= HIGH <= 1", "got 0.5 0.2")),
+        ({"randaugment_magnitude": 11.0}, ("--randaugment-magnitude", "at most 10", "got 11.0")),
+        ({"average": "means"}, ("--average", "'means'", "logits, losses, probs")),
+        ({"precision": "fp61"}, ("--precision", "'fp61'", "fp16")),
+        ({"nesterov": True, "momentum": 0.0}, ("--nesterov", "--momentum")),
         (
             {"schedule": "warmup-cosine", "warmup_epochs": 10.0, "epochs": 10},
-            "--warmup-epochs --epochs 10 10.0",
+            ("--warmup-epochs", "--epochs (10)", "got 10.0"),
         ),
     ],
 )
-def test_a_wrong_value_says_what_is_allowed(changes: dict, message: str) -> None:
-    with raises(ConfigError, message):
-        TrainConfig(**changes)
+def test_a_wrong_value_is_named_with_what_is_allowed(changes: dict, named: tuple) -> None:
+    with pytest.raises(ConfigError) as error:
+        TrainConfig.from_flat(**changes)
+    message = str(error.value)
+    assert "\n" not in message
+    assert [part for part in named if part not in message] == []
 
 
 @pytest.mark.parametrize(
@@ -73,7 +78,9 @@ def test_a_wrong_value_says_what_is_allowed(changes: dict, message: str) -> None
     ],
 )
 def test_engines_that_can_make_the_views(changes: dict) -> None:
-    assert TrainConfig(loader="dali", **changes).views_engine == changes["views_engine"]
+    assert (
+        TrainConfig.from_flat(loader="dali", **changes).view.views_engine == changes["views_engine"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -84,11 +91,11 @@ def test_an_indivisible_batch_names_the_nearest_sizes(
     batch_size: int, views: int, accumulate: int, nearest: str
 ) -> None:
     with raises(ConfigError, f"{batch_size} {nearest}"):
-        TrainConfig(batch_size=batch_size, views=views, accumulate=accumulate)
+        TrainConfig.from_flat(batch_size=batch_size, views=views, accumulate=accumulate)
 
 
 def test_images_per_step_and_part() -> None:
-    config = TrainConfig(batch_size=96, views=4, accumulate=3)
+    config = TrainConfig.from_flat(batch_size=96, views=4, accumulate=3)
     assert config.images_per_step == 24
     assert config.images_per_part() == 8
     assert config.images_per_part(ranks=2) == 4
@@ -99,13 +106,29 @@ def test_images_per_step_and_part() -> None:
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_config_survives_json(name: str) -> None:
     config = get_recipe(name)
-    assert config.recipe == name
-    assert TrainConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+    assert config.run.recipe == name
+    assert TrainConfig.from_saved(json.loads(json.dumps(config.to_flat()))) == config
 
 
 def test_an_unknown_setting_is_refused() -> None:
-    with raises(ConfigError, "vews"):
-        TrainConfig.from_dict({"vews": 3})
+    for make in (TrainConfig.from_flat, TrainConfig().replace):
+        with raises(ConfigError, "vews views"):
+            make(vews=3)
+
+
+def test_settings_by_flag_name_reach_their_components() -> None:
+    config = TrainConfig.from_flat(views=8, lr=0.1, data="x", model="resnet18", crop_area=[0.5, 1])
+    assert (config.view.views, config.optim.lr) == (8, 0.1)
+    assert (config.data.data, config.model.model) == ("x", "resnet18")
+    assert config.view.crop_area == (0.5, 1)
+    assert config.replace(views=2).view == replace(config.view, views=2)
+    assert config.get("kl_weight") == config.loss.kl_weight
+
+
+def test_no_two_components_share_a_setting() -> None:
+    hints = get_type_hints(TrainConfig)
+    names = [field.name for part in fields(TrainConfig) for field in fields(hints[part.name])]
+    assert sorted(names) == sorted(setting_owners())
 
 
 def test_an_unknown_recipe_suggests_names() -> None:
@@ -115,16 +138,16 @@ def test_an_unknown_recipe_suggests_names() -> None:
 
 def test_differences_are_those_that_change_the_training() -> None:
     config = TrainConfig()
-    assert config.differences(replace(config, workers=3, out="x", max_steps=5, device="cpu")) == []
-    dali = replace(config, loader="dali", views_engine="fused")
+    assert config.differences(config.replace(workers=3, out="x", max_steps=5, device="cpu")) == []
+    dali = config.replace(loader="dali", views_engine="fused")
     assert config.differences(dali) == []
-    resized = replace(config, interpolation="bilinear", antialias=True)
+    resized = config.replace(interpolation="bilinear", antialias=True)
     assert config.differences(resized) == [
         "--interpolation bicubic (here: bilinear)",
         "--antialias False (here: True)",
     ]
-    differing = config.differences(replace(config, views=2, lr=1.0))
-    assert differing == ["--views 4 (here: 2)", f"--lr {config.lr} (here: 1.0)"]
+    differing = config.differences(config.replace(views=2, lr=1.0))
+    assert differing == ["--views 4 (here: 2)", f"--lr {config.optim.lr} (here: 1.0)"]
 
 
 def test_evaluate_config_is_checked_too() -> None:

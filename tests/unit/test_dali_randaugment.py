@@ -26,11 +26,11 @@ def graph(config: TrainConfig) -> DataNode:
     views = fn.external_source(name="views", dtype=types.UINT8, ndim=3, layout="HWC")
     choices = fn.external_source(name="choices", dtype=types.INT32, ndim=1)
     numbers = fn.external_source(name="numbers", dtype=types.FLOAT, ndim=2)
-    return randaugment(views, choices, numbers, config)
+    return randaugment(views, choices, numbers, config.view)
 
 
 def config_of(layers: int, **changes: object) -> TrainConfig:
-    return TrainConfig(
+    return TrainConfig.from_flat(
         size=SIDE, augment="randaugment", randaugment_layers=layers, loader="dali", **changes
     )
 
@@ -44,14 +44,14 @@ def apply(
     pipeline: Pipeline, config: TrainConfig, views: np.ndarray, layers: list[list[tuple]]
 ) -> np.ndarray:
     """views: [B, S, S, 3]; for each of them its operations as (place in the list, arguments)."""
-    shape = (len(views), 1, config.randaugment_layers)
+    shape = (len(views), 1, config.view.randaugment_layers)
     operations, arguments = np.zeros(shape, np.int32), np.zeros((*shape, 4))
     for place, chosen in enumerate(layers):
         for layer, (operation, values) in enumerate(chosen):
             operations[place, 0, layer] = operation
             arguments[place, 0, layer, : len(values)] = values
     nothing = np.zeros((len(views), 1, 4), np.int32), np.zeros((len(views), 1), bool)
-    choices, numbers = encode(ViewPlans(*nothing, operations, arguments, SIDE), config)
+    choices, numbers = encode(ViewPlans(*nothing, operations, arguments, SIDE), config.view)
     for name, values in (("views", views), ("choices", choices), ("numbers", numbers)):
         pipeline.feed_input(name, values)
     pipeline.schedule_run()

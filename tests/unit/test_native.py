@@ -17,7 +17,8 @@ from literal import AVERAGES, literal_kl, literal_terms
 from torch import Tensor
 
 from fastaug.errors import ConfigError, KernelUnavailableError
-from fastaug.kernels import load_kernel, native
+from fastaug.kernels import native
+from fastaug.kernels.registry import load_kernel
 from fastaug.runtime.device import cpp_compiler
 from fastaug.toolchain import build, cpp
 

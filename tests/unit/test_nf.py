@@ -7,7 +7,7 @@ import torch
 from deepmind_port import NF_RESNET_DEPTHS, NFNET_F0_DEPTHS, PORTS, same_pad
 from torch import Tensor, nn
 
-from fastaug.models import build_model
+from fastaug.models.build import build_model
 from fastaug.models.nf import SameMaxPool
 
 CLASSES = 10

@@ -66,8 +66,8 @@ class TestOptimizer:
     def test_momentum_and_decay_follow_the_formula(self) -> None:
         model = nn.Linear(2, 2)
         weight = model.weight.detach().clone()
-        config = TrainConfig(lr=0.1, momentum=0.9, weight_decay=0.01)
-        optimizer = build_optimizer(model, config)
+        config = TrainConfig.from_flat(lr=0.1, momentum=0.9, weight_decay=0.01)
+        optimizer = build_optimizer(model, config.optim)
         velocity = torch.zeros_like(weight)
         for _ in range(3):
             model.zero_grad()
@@ -81,14 +81,16 @@ class TestOptimizer:
         # PyPI's apex: a package of that name without optimizers.
         monkeypatch.setitem(sys.modules, "apex", ModuleType("apex"))
         with raises(ConfigError, "apex --optimizer sgd"):
-            build_optimizer(nn.Linear(2, 2), TrainConfig(optimizer="apex"))
+            build_optimizer(nn.Linear(2, 2), TrainConfig.from_flat(optimizer="apex").optim)
 
     def test_apex_is_used_on_request(self, monkeypatch: pytest.MonkeyPatch) -> None:
         optimizers = ModuleType("apex.optimizers")
         optimizers.FusedSGD = torch.optim.SGD  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, "apex", ModuleType("apex"))
         monkeypatch.setitem(sys.modules, "apex.optimizers", optimizers)
-        optimizer = build_optimizer(nn.Linear(2, 2), TrainConfig(optimizer="apex", lr=0.3))
+        optimizer = build_optimizer(
+            nn.Linear(2, 2), TrainConfig.from_flat(optimizer="apex", lr=0.3).optim
+        )
         assert [group["weight_decay"] for group in optimizer.param_groups] == [5e-4, 0.0]
         assert optimizer.defaults["momentum"] == 0.9
         assert optimizer.defaults["lr"] == 0.3
@@ -101,39 +103,52 @@ class TestSchedules:
         steps = 12_500
         assert config.images_per_step == 4
         peak = 4 * 2.0**-10
-        total = config.epochs * steps
-        rates = [learning_rate(t, steps, config) for t in range(0, total, 400)]
+        total = config.optim.epochs * steps
+        rates = [
+            learning_rate(t, steps, config.optim, config.images_per_step)
+            for t in range(0, total, 400)
+        ]
         assert rates[0] == peak
-        assert learning_rate(total // 2 - 1, steps, config) == peak
-        assert learning_rate(total // 2, steps, config) == peak / 2
-        assert learning_rate(total - 1, steps, config) == peak / 2**10
+        assert learning_rate(total // 2 - 1, steps, config.optim, config.images_per_step) == peak
+        assert learning_rate(total // 2, steps, config.optim, config.images_per_step) == peak / 2
+        assert learning_rate(total - 1, steps, config.optim, config.images_per_step) == peak / 2**10
         assert len(set(rates)) == 11
         # E/20 = 6.4 epochs is 80,000 updates: no whole number of epochs is assumed.
-        assert learning_rate(total // 2 + 79_999, steps, config) == peak / 2
-        assert learning_rate(total // 2 + 80_000, steps, config) == peak / 4
+        assert (
+            learning_rate(total // 2 + 79_999, steps, config.optim, config.images_per_step)
+            == peak / 2
+        )
+        assert (
+            learning_rate(total // 2 + 80_000, steps, config.optim, config.images_per_step)
+            == peak / 4
+        )
 
     def test_nf_resnet_cosine_is_not_scaled(self) -> None:
         config = get_recipe("imagenet-nf-resnet50")
-        total = config.epochs * 100
+        total = config.optim.epochs * 100
         alpha = -2
         for update in (0, 1, total // 3, total // 2, total - 1):
             expected = 2.0 ** (alpha - 1) * (1 + math.cos(math.pi * update / total))
-            assert learning_rate(update, 100, config) == pytest.approx(expected)
+            assert learning_rate(
+                update, 100, config.optim, config.images_per_step
+            ) == pytest.approx(expected)
 
     def test_nfnet_warm_up_then_cosine(self) -> None:
         config = get_recipe("imagenet-nfnet-f0")
         total, warm = 180 * 10, 5 * 10
-        assert learning_rate(0, 10, config) == 0
-        assert learning_rate(25, 10, config) == pytest.approx(0.2)
-        assert learning_rate(warm, 10, config) == pytest.approx(0.4)
+        assert learning_rate(0, 10, config.optim, config.images_per_step) == 0
+        assert learning_rate(25, 10, config.optim, config.images_per_step) == pytest.approx(0.2)
+        assert learning_rate(warm, 10, config.optim, config.images_per_step) == pytest.approx(0.4)
         middle = warm + (total - warm) // 2
-        assert learning_rate(middle, 10, config) == pytest.approx(0.2)
-        assert learning_rate(total, 10, config) == pytest.approx(0)
+        assert learning_rate(middle, 10, config.optim, config.images_per_step) == pytest.approx(0.2)
+        assert learning_rate(total, 10, config.optim, config.images_per_step) == pytest.approx(0)
 
     def test_resnet18_cosine_is_scaled_by_the_unique_images(self) -> None:
         config = get_recipe("cifar100-resnet18")
         assert config.images_per_step == 33
-        total = config.epochs * 10
+        total = config.optim.epochs * 10
         for update in (0, total // 4, total // 2):
             expected = 33 * 2.0**-11 * (1 + math.cos(math.pi * update / total))
-            assert learning_rate(update, 10, config) == pytest.approx(expected)
+            assert learning_rate(update, 10, config.optim, config.images_per_step) == pytest.approx(
+                expected
+            )

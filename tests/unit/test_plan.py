@@ -18,8 +18,12 @@ SHAPES = [(375, 500), (64, 64), (40, 200), (300, 90), (13, 17)]
 
 
 def draw(count: int, shape: tuple[int, int], **changes: object) -> ViewPlans:
-    config = TrainConfig(**({"views": 1, "batch_size": 8, "crop_area": (0.08, 1.0)} | changes))
-    return draw_plans(config, 3, TRAIN_VIEWS, np.arange(count), np.tile([shape], (count, 1)))
+    config = TrainConfig.from_flat(
+        **({"views": 1, "batch_size": 8, "crop_area": (0.08, 1.0)} | changes)
+    )
+    return draw_plans(
+        config.view, config.run.seed, 3, TRAIN_VIEWS, np.arange(count), np.tile([shape], (count, 1))
+    )
 
 
 def assert_same_distribution(ours: np.ndarray, theirs: np.ndarray) -> None:
@@ -107,8 +111,10 @@ def test_boxes_lie_within_images_of_any_shape(sampling: str) -> None:
     rng = np.random.default_rng(0)
     sizes = np.concatenate([[[1, 1], [1, 500], [500, 1], [2, 3]], rng.integers(1, 90, (500, 2))])
     for area in ((0.08, 1.0), (0.001, 0.002), (1.0, 1.0)):
-        config = TrainConfig(crop_area=area, crop_sampling=sampling)
-        boxes = draw_plans(config, 0, TRAIN_VIEWS, np.arange(len(sizes)), sizes).boxes
+        config = TrainConfig.from_flat(crop_area=area, crop_sampling=sampling)
+        boxes = draw_plans(
+            config.view, config.run.seed, 0, TRAIN_VIEWS, np.arange(len(sizes)), sizes
+        ).boxes
         assert (boxes[..., 2:] >= 1).all()
         assert (boxes[..., :2] >= 0).all()
         assert (boxes[..., :2] + boxes[..., 2:] <= sizes[:, None]).all()
@@ -126,9 +132,11 @@ def test_boxes_lie_within_images_of_any_shape(sampling: str) -> None:
 def test_views_are_those_of_earlier_versions(sampling: str, boxes: list, augment: str) -> None:
     """As the first version drew them: a run that is resumed must not see other crops."""
     how = {"crop": "pad"} if sampling == "pad" else {"crop_sampling": sampling}
-    config = TrainConfig(seed=5, augment=augment, size=32, **how)
+    config = TrainConfig.from_flat(seed=5, augment=augment, size=32, **how)
     shape = (32, 32) if sampling == "pad" else (119, 251)
-    plans = draw_plans(config, 2, TRAIN_VIEWS, np.array([149]), np.array([shape]))
+    plans = draw_plans(
+        config.view, config.run.seed, 2, TRAIN_VIEWS, np.array([149]), np.array([shape])
+    )
     assert plans.size == 32
     assert [tuple(box) for box in plans.boxes[0].tolist()] == boxes
     assert plans.flips[0].tolist() == [True, True, False, False]

@@ -64,7 +64,7 @@ def test_the_input_is_not_changed() -> None:
 
 def drawn(count: int, size: int = 224, magnitude: float = 5) -> list[Operation]:
     """Four operations for each of so many images, one image after another."""
-    config = TrainConfig(
+    config = TrainConfig.from_flat(
         augment="randaugment",
         size=size,
         views=1,
@@ -72,7 +72,7 @@ def drawn(count: int, size: int = 224, magnitude: float = 5) -> list[Operation]:
         randaugment_magnitude=magnitude,
     )
     sizes = np.full((count, 2), 300)
-    plans = draw_plans(config, 0, TRAIN_VIEWS, np.arange(count), sizes)
+    plans = draw_plans(config.view, config.run.seed, 0, TRAIN_VIEWS, np.arange(count), sizes)
     return [o for place in range(count) for o in plans.of_image(place)[0].operations]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -28,7 +27,7 @@ def image_of(height: int, width: int, seed: int = 0) -> np.ndarray:
 def plans(config: TrainConfig, height: int, width: int, count: int) -> list[ViewPlan]:
     """Of the first view of so many images."""
     sizes = np.tile([[height, width]], (count, 1))
-    drawn = draw_plans(config, 0, TRAIN_VIEWS, np.arange(count), sizes)
+    drawn = draw_plans(config.view, config.run.seed, 0, TRAIN_VIEWS, np.arange(count), sizes)
     return [drawn.of_image(place)[0] for place in range(count)]
 
 
@@ -88,7 +87,7 @@ class TestStream:
 
 class TestPlan:
     def test_resized_boxes_have_the_distribution(self) -> None:
-        config = TrainConfig(crop_area=(0.25, 0.6))
+        config = TrainConfig.from_flat(crop_area=(0.25, 0.6))
         drawn = plans(config, 375, 500, 3000)
         areas = np.array([p.height * p.width / (375 * 500) for p in drawn])
         log_ratios = np.log([p.width / p.height for p in drawn])
@@ -106,19 +105,19 @@ class TestPlan:
     @pytest.mark.parametrize(("sampling", "expected"), [("dali", 0.435), ("tf", 0.388)])
     def test_mean_area_of_imagenet_s_crop(self, sampling: str, expected: float) -> None:
         """At 375 x 500; both figures are of emulations by others than this code."""
-        config = TrainConfig(crop_area=(0.08, 1.0), crop_sampling=sampling)
+        config = TrainConfig.from_flat(crop_area=(0.08, 1.0), crop_sampling=sampling)
         drawn = plans(config, 375, 500, 20_000)
         mean = np.mean([p.height * p.width / (375 * 500) for p in drawn])
         assert abs(mean - expected) < 0.005
 
     def test_an_image_too_long_for_any_box_gets_the_largest_of_an_allowed_ratio(self) -> None:
-        drawn = plans(TrainConfig(crop_area=(0.9, 1.0)), 10, 400, 500)
+        drawn = plans(TrainConfig.from_flat(crop_area=(0.9, 1.0)), 10, 400, 500)
         assert {(p.top, p.height, p.width) for p in drawn} == {(0, 10, 13)}
         assert {p.left for p in drawn} <= set(range(388))
         assert np.std([p.left for p in drawn]) > 90  # anywhere along the strip
 
     def test_padded_boxes_are_even_over_all_places(self) -> None:
-        drawn = plans(TrainConfig(crop="pad", size=32), 32, 32, 8100)
+        drawn = plans(TrainConfig.from_flat(crop="pad", size=32), 32, 32, 8100)
         counts = Counter((p.top, p.left) for p in drawn)
         assert set(counts) == {(top, left) for top in range(-4, 5) for left in range(-4, 5)}
         assert {(p.height, p.width) for p in drawn} == {(32, 32)}
@@ -126,18 +125,22 @@ class TestPlan:
 
     def test_pad_needs_images_of_the_view_size(self) -> None:
         with raises(DataError, "32 40 30 --crop"):
-            plans(TrainConfig(crop="pad", size=32), 30, 40, 1)
+            plans(TrainConfig.from_flat(crop="pad", size=32), 30, 40, 1)
 
     @pytest.mark.parametrize(
         ("height", "width", "box"),
         [(256, 256, (16, 16, 224, 224)), (375, 500, (23, 86, 328, 328)), (1, 1, (0, 0, 1, 1))],
     )
     def test_the_central_crop(self, height: int, width: int, box: tuple) -> None:
-        assert plans(TrainConfig(size=224, augment="none"), height, width, 1) == [ViewPlan(*box)]
+        assert plans(TrainConfig.from_flat(size=224, augment="none"), height, width, 1) == [
+            ViewPlan(*box)
+        ]
 
     def test_without_augmentation_every_view_is_the_central_crop(self) -> None:
-        config = TrainConfig(augment="none", views=3, batch_size=3)
-        drawn = draw_plans(config, 0, TRAIN_VIEWS, np.arange(2), np.array([[50, 60]] * 2))
+        config = TrainConfig.from_flat(augment="none", views=3, batch_size=3)
+        drawn = draw_plans(
+            config.view, config.run.seed, 0, TRAIN_VIEWS, np.arange(2), np.array([[50, 60]] * 2)
+        )
         assert drawn.of_image(0) == drawn.of_image(1) == [ViewPlan(3, 8, 44, 44)] * 3
 
 
@@ -213,39 +216,39 @@ class TestResize:
 class TestReferenceViews:
     @pytest.mark.parametrize(("name", "antialias"), MODES)
     def test_a_view_step_by_step(self, name: str, antialias: bool) -> None:
-        config = TrainConfig(size=16, interpolation=name, antialias=antialias)
+        config = TrainConfig.from_flat(size=16, interpolation=name, antialias=antialias)
         image = image_of(30, 40)
         plan = ViewPlan(top=3, left=5, height=20, width=25, flip=True)
         crop = by_hand(image[3:23, 5:30], 16, name, antialias)[:, ::-1]
         mean, deviation = NORMALIZATION["imagenet"]
-        (view,) = reference_views(image, [plan], config)
+        (view,) = reference_views(image, [plan], config.view)
         np.testing.assert_allclose(view, (crop - mean) / deviation, atol=1e-4)
 
     def test_the_cifar_view_is_an_exact_crop_of_the_reflected_image(self) -> None:
-        config = TrainConfig(size=32, crop="pad", normalize="cifar")
+        config = TrainConfig.from_flat(size=32, crop="pad", normalize="cifar")
         image = image_of(32, 32)
         padded = np.asarray(
             torch.nn.functional.pad(
                 torch.from_numpy(image.transpose(2, 0, 1)).float(), (4, 4, 4, 4), mode="reflect"
             )
         ).transpose(1, 2, 0)
-        (view,) = reference_views(image, [ViewPlan(-4, 3, 32, 32, flip=True)], config)
+        (view,) = reference_views(image, [ViewPlan(-4, 3, 32, 32, flip=True)], config.view)
         mean, deviation = np.array([125.3, 123.0, 113.9]), np.array([63.0, 62.1, 66.7])
         expected = (padded[0:32, 7:39][:, ::-1] - mean) / deviation
         np.testing.assert_allclose(view, expected, atol=1e-5)
 
     def test_the_central_cifar_view_is_the_image(self) -> None:
-        config = TrainConfig(size=32, crop="pad", normalize="cifar")
+        config = TrainConfig.from_flat(size=32, crop="pad", normalize="cifar")
         image = image_of(32, 32)
-        (central,) = plans(replace(config, augment="none"), 32, 32, 1)
-        (view,) = reference_views(image, [central], config)
-        back = denormalize(view.permute(2, 0, 1), config)
+        (central,) = plans(config.replace(augment="none"), 32, 32, 1)
+        (view,) = reference_views(image, [central], config.view)
+        back = denormalize(view.permute(2, 0, 1), config.view)
         np.testing.assert_array_equal(back.permute(1, 2, 0), image)
 
     @pytest.mark.parametrize(("name", "antialias"), MODES)
     def test_randaugment_acts_on_whole_clipped_levels(self, name: str, antialias: bool) -> None:
         """Cut, not rounded, as TensorFlow casts."""
-        config = TrainConfig(
+        config = TrainConfig.from_flat(
             size=16, augment="randaugment", interpolation=name, antialias=antialias
         )
         image = image_of(23, 13) // 64 * 85  # 0, 85, 170, 255: bicubic goes beyond both ends
@@ -253,8 +256,8 @@ class TestReferenceViews:
         if name == "bicubic":
             assert levels.min() < -1
             assert levels.max() > 256
-        (view,) = reference_views(image, [inverted(0, 0, 23, 13)], config)
-        found = 255 - denormalize(view.permute(2, 0, 1), config).permute(1, 2, 0).numpy()
+        (view,) = reference_views(image, [inverted(0, 0, 23, 13)], config.view)
+        found = 255 - denormalize(view.permute(2, 0, 1), config.view).permute(1, 2, 0).numpy()
         sure = np.abs(levels - np.rint(levels)) > 0.004
         assert sure.mean() > 0.9
         expected = np.floor(levels.clip(0, 255))
@@ -264,14 +267,14 @@ class TestReferenceViews:
     def test_flat_images_keep_their_level_before_randaugment(
         self, name: str, antialias: bool
     ) -> None:
-        config = TrainConfig(
+        config = TrainConfig.from_flat(
             size=16, augment="randaugment", interpolation=name, antialias=antialias
         )
         for level in range(1, 255, 3):
             image = np.full((60, 47, 3), level, np.uint8)
             boxes = [(0, 0, 60, 47), (2, 3, 13, 11), (5, 1, 37, 9)]
-            views = reference_views(image, [inverted(*box) for box in boxes], config)
-            assert (denormalize(views.permute(0, 3, 1, 2), config) == 255 - level).all()
+            views = reference_views(image, [inverted(*box) for box in boxes], config.view)
+            assert (denormalize(views.permute(0, 3, 1, 2), config.view) == 255 - level).all()
 
 
 def inverted(*box: int) -> ViewPlan:

@@ -49,7 +49,7 @@ def scaled(values: float = 1, gradient: float = 1) -> Change:
 def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_KERNELS", dict(registry._KERNELS))
     monkeypatch.setattr(registry, "_found", {})
-    monkeypatch.setattr(registry, "_said", set())
+    monkeypatch.setattr(registry, "_logged", set())
 
 
 class TestNames:

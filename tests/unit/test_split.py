@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -125,7 +124,7 @@ def test_held_out_images_are_evaluated_and_choose_the_best(
     config = tiny(validation=0.25, epochs=3)
     trainer = Trainer(config)
     summary = trainer.fit()
-    out = Path(config.out)
+    out = Path(config.run.out)
     records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     evaluated = [record["top1"] for record in records if record["kind"] == "eval"]
     # 9 held-out and 15 test images: only one of the two can have been measured in ninths.
@@ -134,11 +133,11 @@ def test_held_out_images_are_evaluated_and_choose_the_best(
     assert summary["validation"]["top1"] == evaluated[-1]
     top1 = 15 * summary["measures"]["top1"]
     assert abs(top1 - round(top1)) < 1e-9
-    again = Trainer(replace(config, validation=0.0, out=str(out) + "-all")).fit()
+    again = Trainer(config.replace(validation=0.0, out=str(out) + "-all")).fit()
     assert "validation" not in again
 
 
 def test_a_run_with_other_images_cannot_be_resumed(tiny: Callable[..., TrainConfig]) -> None:
     config = tiny()
-    assert config.differences(replace(config, validation=0.5)) == ["--validation 0.0 (here: 0.5)"]
-    assert config.differences(replace(config, train_images=9)) == ["--train-images 0 (here: 9)"]
+    assert config.differences(config.replace(validation=0.5)) == ["--validation 0.0 (here: 0.5)"]
+    assert config.differences(config.replace(train_images=9)) == ["--train-images 0 (here: 9)"]

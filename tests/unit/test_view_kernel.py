@@ -343,11 +343,11 @@ def test_strides(layers: bool) -> None:
 def test_photographs(augment: str) -> None:
     files = sorted(Path(os.environ["FASTAUG_PHOTOS"]).rglob("*.jp*g"))
     assert files
-    config = TrainConfig(size=160, views=2, augment=augment, randaugment_layers=4)
+    config = TrainConfig.from_flat(size=160, views=2, augment=augment, randaugment_layers=4)
     for place, file in enumerate(files):
         image = np.array(Image.open(file).convert("RGB"))
         sizes = np.array([image.shape[:2]])
-        plans = draw_plans(config, 0, TRAIN_VIEWS, np.array([place]), sizes)
+        plans = draw_plans(config.view, config.run.seed, 0, TRAIN_VIEWS, np.array([place]), sizes)
         interpolation, antialias = MODES[place % len(MODES)]
         options: dict = {"interpolation": interpolation, "antialias": antialias}
         no_layers = replace(

@@ -1,0 +1,140 @@
+"""The base of all loaders: iteration, recovery from bad images, and the state of a resume."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Any
+
+from fastaug.data.config import DataConfig
+from fastaug.data.image_set import ImageSet
+from fastaug.data.retry import BadImagesError, RetryError, quarantine
+from fastaug.data.sampler import BatchKey, BatchSampler
+from fastaug.errors import CheckpointError, DataError
+from fastaug.settings import fixed_settings, flag
+from fastaug.views.batch import ViewBatch
+from fastaug.views.config import ViewConfig
+
+log = logging.getLogger("fastaug")
+
+
+class ViewLoader:
+    """An iterable of ViewBatch. One pass yields the rest of the current epoch.
+
+    A subclass makes the batches (`_pass`). Batches and views follow from (seed, epoch, position),
+    so that is all a checkpoint needs.
+    """
+
+    def __init__(
+        self,
+        images: ImageSet,
+        data: DataConfig,
+        view: ViewConfig,
+        *,
+        seed: int,
+        train: bool,
+        images_per_batch: int,
+        batches_per_step: int = 1,
+        rank: int = 0,
+        ranks: int = 1,
+    ) -> None:
+        self.images = images
+        """The image set, with all bad images known so far."""
+        self.epoch = 0
+        self.position = 0
+        """Batches of this epoch that were yielded."""
+        self._data, self._view, self._seed, self._train = data, view, seed, train
+        self._sampler = BatchSampler(
+            images,
+            seed=seed,
+            train=train,
+            images_per_batch=images_per_batch,
+            batches_per_step=batches_per_step,
+            fill_last=data.last_batch == "fill",
+            rank=rank,
+            ranks=ranks,
+        )
+
+    def __len__(self) -> int:
+        """Batches in an epoch; the same in every epoch."""
+        return len(self._sampler)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Start at the beginning of an epoch."""
+        self.epoch, self.position = epoch, 0
+
+    def batches(self) -> Iterator[BatchKey]:
+        """The batches of this rank that are left in the epoch."""
+        return self._sampler.batches(self.images, self.epoch, self.position)
+
+    def __iter__(self) -> Iterator[ViewBatch]:
+        """The rest of the epoch; after an error that can be recovered from, a new pass continues at
+        the same batch."""
+        epoch = self.epoch
+        failed_at, failures = -1, 0
+        while True:
+            keys = list(self.batches())
+            try:
+                for batch, key in zip(self._pass(keys), keys, strict=True):
+                    self._advance(key)
+                    yield batch
+                break
+            except BadImagesError as found:
+                # From here on the batches are those of a run that knew of these images before.
+                self.images = quarantine(self.images, found, self._data.max_bad)
+            except RetryError as error:
+                failures = failures + 1 if self.position == failed_at else 1
+                failed_at = self.position
+                if failures > error.times:
+                    raise DataError(
+                        f"{error}, {failures} times in a row at the same batch"
+                    ) from error
+                log.warning("%s; the loader starts again with the same batch", error)
+        if self.epoch == epoch:  # the last batches of an evaluation had bad images only
+            self.set_epoch(epoch + 1)
+
+    def _pass(self, keys: list[BatchKey]) -> Iterator[ViewBatch]:
+        """The batches of the keys, in order; raises BadImagesError or RetryError."""
+        raise NotImplementedError
+
+    def _advance(self, key: BatchKey) -> None:
+        self.position = key.position + 1
+        if self.position == len(self):
+            self.set_epoch(self.epoch + 1)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"epoch": self.epoch, "position": self.position, **self._identity}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue with the very batch that would have come next."""
+        if state.keys() != self.state_dict().keys():
+            raise CheckpointError("the loader's state was written by another version of fastaug")
+        differing = [
+            f"{name} {state[name]} (here: {here})"
+            for name, here in self._identity.items()
+            if state[name] != here
+        ]
+        if differing:
+            advice = ""
+            if state["number of images"] > len(self.images):
+                advice = "; restore the files that were removed (an empty file counts, too)"
+            raise CheckpointError(
+                "the loader's state belongs to other data or settings; it has "
+                + ", ".join(differing)
+                + advice
+            )
+        self.epoch, self.position = state["epoch"], state["position"]
+
+    @cached_property  # the trainer reads the state after every step
+    def _identity(self) -> dict[str, Any]:
+        """What the batches and their views depend on."""
+        settings = dict(fixed_settings(self._view)) | {"last_batch": self._data.last_batch}
+        plain = {n: list(v) if isinstance(v, tuple) else v for n, v in settings.items()}
+        return {
+            "--seed": self._seed,
+            **{flag(name): value for name, value in plain.items()},
+            "images per batch over all ranks": self._sampler.images_per_batch * self._sampler.ranks,
+            "number of images": len(self.images),
+            "data fingerprint": self.images.fingerprint,
+        }

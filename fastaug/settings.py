@@ -1,0 +1,79 @@
+"""Settings as frozen dataclasses: each field carries its bounds and how it behaves on resume.
+
+The help of a field is the docstring below it; the command line is generated from both (cli.py).
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from functools import cache
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from fastaug.errors import ConfigError, suggest
+
+
+def setting(
+    default: Any,
+    *,
+    at_least: float | None = None,
+    at_most: float | None = None,
+    below: float | None = None,
+    free_on_resume: bool = False,
+) -> Any:
+    """A field with bounds.
+
+    free_on_resume: True if a resumed run may change it, because it decides where and how fast the
+    training runs, not what it computes.
+    """
+    bounds = {"at least": at_least, "at most": at_most, "below": below}
+    given = {rule: bound for rule, bound in bounds.items() if bound is not None}
+    return field(default=default, metadata={"bounds": given, "free_on_resume": free_on_resume})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Base of all configs: checks choices and bounds when an instance is made."""
+
+    def __post_init__(self) -> None:
+        for name, choices in _choices(type(self)):  # type: ignore[arg-type]
+            if (value := getattr(self, name)) not in choices:
+                hint = suggest(str(value), choices)
+                raise ConfigError(f"{flag(name)} cannot be {value!r}: {hint}")
+        for own in fields(self):
+            if bounds := own.metadata.get("bounds"):
+                _check_bounds(own.name, getattr(self, own.name), bounds)
+
+
+def _check_bounds(name: str, value: Any, bounds: Mapping[str, float]) -> None:
+    if not isinstance(value, (int, float)):
+        raise ConfigError(f"{flag(name)} must be a number, got {value!r}")
+    if math.isfinite(value) and all(_RULES[rule](value, bound) for rule, bound in bounds.items()):
+        return
+    rules = ["finite"] if not math.isfinite(value) else []
+    rules += [f"{rule} {bound}" for rule, bound in bounds.items()]
+    raise ConfigError(f"{flag(name)} must be {' and '.join(rules)}, got {value}")
+
+
+_RULES = {"at least": operator.ge, "at most": operator.le, "below": operator.lt}
+
+
+def flag(name: str) -> str:
+    """A field's name as it is typed: kl_weight -> --kl-weight."""
+    return "--" + name.replace("_", "-")
+
+
+def fixed_settings(config: Settings) -> Iterator[tuple[str, Any]]:
+    """(name, value) of the settings that a resumed run must keep."""
+    for own in fields(config):
+        if not own.metadata.get("free_on_resume"):
+            yield own.name, getattr(config, own.name)
+
+
+@cache
+def _choices(kind: type) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """The Literal fields of a config, looked up once: a sweep makes thousands of configs."""
+    hints = get_type_hints(kind).items()
+    return tuple((name, get_args(hint)) for name, hint in hints if get_origin(hint) is Literal)

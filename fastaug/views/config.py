@@ -1,0 +1,74 @@
+"""Settings of the views: how many, how large, how augmented."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from fastaug.errors import ConfigError
+from fastaug.settings import Settings, setting
+
+
+@dataclass(frozen=True)
+class ViewConfig(Settings):
+    """How each image becomes K views."""
+
+    views: int = setting(4, at_least=1)
+    """K, the number of random views of each image in a step."""
+    size: int = setting(32, at_least=8)
+    """Side of a view in pixels."""
+    augment: Literal["none", "crop-flip", "randaugment"] = "crop-flip"
+    """How a view is made. none: the central crop; randaugment: crop, flip and RandAugment."""
+    crop: Literal["resized", "pad"] = "resized"
+    """resized: random area and aspect ratio; pad: reflect 4 pixels around, crop --size (CIFAR)."""
+    crop_area: tuple[float, float] = (0.35, 1.0)
+    """Smallest and largest share of the image's area in a resized crop."""
+    crop_sampling: Literal["dali", "tf"] = "dali"
+    """How resized crops are drawn. dali: area uniform, ratio log-uniform; tf: ratio and height
+    uniform, at least 0.1 of the image, as the paper's pipeline does."""
+    interpolation: Literal["bicubic", "bilinear"] = "bicubic"
+    """How crops are resized to the view; the default is the paper's."""
+    antialias: bool = False
+    """Widen the filter of --interpolation when shrinking, so that every pixel of the crop counts,
+    as in Pillow (but for a view's outermost pixels); the default is the paper's."""
+    randaugment_policy: Literal["nfnet", "dali"] = "nfnet"
+    """nfnet: the paper's 16 operations; dali: DALI's own 14, magnitude 0 to 30 (dali loader)."""
+    randaugment_layers: int = setting(4, at_least=1, at_most=16)
+    """N, the operations that RandAugment applies one after another."""
+    randaugment_magnitude: float = setting(5.0, at_least=0)
+    """M, the strength of RandAugment's operations, 0 to 10 (0 to 30 of the dali policy)."""
+    normalize: Literal["imagenet", "cifar"] = "imagenet"
+    """Channel means and standard deviations that the views are normalized with."""
+    views_dtype: Literal["fp32", "fp16", "bf16"] = "fp32"
+    """Dtype of the views; fp16 and bf16 halve their memory and need --precision bf16 or fp16."""
+    views_engine: Literal["auto", "fused", "dali"] = setting("auto", free_on_resume=True)
+    """Makes the views in the dali loader. fused: one kernel for the whole view (needs g++ on a
+    CPU); dali: DALI's operators; auto: fused where it passes its admission check, and the run
+    reports which."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        low, high = self.crop_area
+        if not 0 < low <= high <= 1:
+            raise ConfigError(f"--crop-area takes 0 < LOW <= HIGH <= 1, got {low} {high}")
+        self._check_magnitude()
+        if self.views_engine == "fused" and self.uses_dali_policy:
+            raise ConfigError(
+                "--views-engine fused cannot make --randaugment-policy dali: use "
+                "--views-engine dali or auto, or --randaugment-policy nfnet"
+            )
+
+    @property
+    def uses_dali_policy(self) -> bool:
+        """True if views get DALI's own RandAugment operations."""
+        return self.augment == "randaugment" and self.randaugment_policy == "dali"
+
+    def _check_magnitude(self) -> None:
+        magnitude = self.randaugment_magnitude
+        if self.randaugment_policy == "nfnet" and magnitude > 10:
+            raise ConfigError(f"--randaugment-magnitude must be at most 10, got {magnitude}")
+        if self.randaugment_policy == "dali" and (magnitude > 30 or magnitude != int(magnitude)):
+            raise ConfigError(
+                "--randaugment-magnitude must be a whole number from 0 to 30 with "
+                f"--randaugment-policy dali, got {magnitude}"
+            )

@@ -1,0 +1,184 @@
+"""Views by DALI's operators: --views-engine dali.
+
+Every sample of the view pipeline is one view, so the graph does not grow with K, and samples of the
+same image share its memory. One pipeline with K copies of the graph is slower:
+benchmarks/view_pipelines.py.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import torch
+from nvidia.dali import fn, math, pipeline_def, types
+from nvidia.dali.data_node import DataNode
+from torch import Tensor
+
+from fastaug.data.image_set import ImageSet
+from fastaug.pipelines.decoder import Chunk
+from fastaug.pipelines.randaugment import encode, randaugment
+from fastaug.runtime.trace import named
+from fastaug.views.batch import VIEW_DTYPES
+from fastaug.views.config import ViewConfig
+from fastaug.views.philox import TRAIN_VIEWS
+from fastaug.views.plan import PAD, ViewPlans, draw_plans
+from fastaug.views.reference import LEVEL_TIE, NORMALIZATION
+
+
+class OperatorViews:
+    """The view pipeline. Its threads do the work; the caller feeds it and waits."""
+
+    padded = True
+    """For --crop pad, images come reflected at their edges."""
+
+    def __init__(
+        self,
+        images: ImageSet,
+        config: ViewConfig,
+        per_batch: int,
+        device: torch.device,
+        pipeline: dict[str, Any],
+    ) -> None:
+        self._images, self._config, self._device = images, config, device
+        decoded_on = "cpu" if images.array is not None else pipeline["device"]
+        # DALI's own augmentations call operators by names that DALI has deprecated, and it turns
+        # filters of warnings off: record keeps them from being printed.
+        with warnings.catch_warnings(record=True):
+            self._viewer = view_pipeline(
+                config, decoded_on=decoded_on, batch_size=per_batch * config.views, **pipeline
+            )
+        self._warm_up(decoded_on, pipeline["prefetch_queue_depth"])
+
+    def start(self, work: tuple[Chunk, Any]) -> tuple[Chunk, Any]:
+        """The images: B decoded ones, of DALI; or None for those in memory."""
+        batch, images = work
+        if images is None:
+            images = self._from_memory(batch.indices)
+        samples = self._feed(batch.plans, images)
+        self._viewer.schedule_run()
+        return batch, samples  # which must live until the views are made
+
+    def finish(self, started: tuple[Chunk, Any]) -> tuple[Chunk, Tensor]:
+        batch, _ = started
+        config, count = self._config, len(batch.indices)
+        stream = None
+        if self._device.type == "cuda":
+            stream = torch.cuda.current_stream(self._device)
+        (views,) = self._viewer.outputs(cuda_stream=stream)
+        shape = (count, config.views, config.size, config.size, 3)
+        made = torch.from_dlpack(views.as_tensor()).view(shape).permute(0, 1, 4, 2, 3)
+        return batch, made.to(VIEW_DTYPES[config.views_dtype])  # DALI does not make bf16
+
+    def _from_memory(self, indices: np.ndarray) -> np.ndarray:
+        """[B, H, W, 3] uint8, reflected at the edges for --crop pad."""
+        assert self._images.array is not None
+        with named("decode"):
+            return self._reflected(self._images.array[indices])
+
+    def _reflected(self, images: np.ndarray) -> np.ndarray:
+        if self._config.crop != "pad":
+            return images
+        return np.pad(images, ((0, 0), (PAD, PAD), (PAD, PAD), (0, 0)), mode="reflect")
+
+    def _feed(self, plans: ViewPlans, images: Any) -> Any:
+        """images: B decoded ones, of DALI or in an array -> the B*K samples that were fed."""
+        views = self._config.views
+        for name, values in plan_inputs(plans, self._config).items():
+            self._viewer.feed_input(name, values)
+        samples: Any
+        if isinstance(images, np.ndarray):
+            samples = np.repeat(images, views, axis=0)
+        else:
+            samples = [image for image in images for _ in range(views)]
+        self._viewer.feed_input("images", samples)
+        return samples
+
+    def _warm_up(self, decoded_on: str, depth: int) -> None:
+        """As the decoder's: the first schedule starts as many runs as the queue is deep."""
+        size = self._config.size
+        blank: Any = self._reflected(np.zeros((1, size, size, 3), np.uint8))
+        if decoded_on == "gpu":
+            blank = [torch.from_numpy(blank[0]).to(self._device)]
+        where = np.zeros(1, np.int64), np.array([[size, size]])
+        plans = draw_plans(self._config, 0, 0, TRAIN_VIEWS, *where)
+        samples = [self._feed(plans, blank) for _ in range(depth)]
+        self._viewer.schedule_run()
+        for _ in samples:
+            self._viewer.outputs()
+
+
+# DALI has no operator that makes bf16: the loader does.
+_DTYPES = {"fp32": types.FLOAT, "fp16": types.FLOAT16, "bf16": types.FLOAT}
+_INTERPOLATION = {"bicubic": types.INTERP_CUBIC, "bilinear": types.INTERP_LINEAR}
+
+
+@pipeline_def(enable_conditionals=True)
+def view_pipeline(config: ViewConfig, device: str, decoded_on: str) -> DataNode:
+    """Inputs "images": [H, W, 3] uint8 and those of plan_inputs -> [S, S, 3], normalized."""
+    images = fn.external_source(
+        name="images",
+        device=decoded_on,
+        dtype=types.UINT8,
+        ndim=3,
+        layout="HWC",
+        # The loader keeps what lies on the host until the views are made.
+        no_copy=decoded_on == "cpu",
+    )
+    images = images.gpu() if device == "gpu" and decoded_on == "cpu" else images
+    return normalized_views(images, plan_sources(config), config)
+
+
+def plan_sources(config: ViewConfig, suffix: str = "") -> dict[str, DataNode]:
+    """The inputs that plan_inputs fills, by name without the suffix. They stay on the host."""
+    kinds = {"start": (types.INT32, 1), "shape": (types.INT32, 1), "mirror": (types.INT32, 0)}
+    if config.augment == "randaugment":
+        kinds |= {"choices": (types.INT32, 1), "numbers": (types.FLOAT, 2)}
+    return {
+        name: fn.external_source(name=name + suffix, dtype=dtype, ndim=dimensions)
+        for name, (dtype, dimensions) in kinds.items()
+    }
+
+
+def plan_inputs(plans: ViewPlans, config: ViewConfig) -> dict[str, np.ndarray]:
+    """What plan_sources take; each [B*K, ...]."""
+    boxes = plans.boxes.reshape(-1, 4)
+    margin = PAD if config.crop == "pad" else 0  # the images come with it
+    inputs = {
+        "start": boxes[:, :2] + np.int32(margin),
+        "shape": np.ascontiguousarray(boxes[:, 2:]),
+        "mirror": plans.flips.reshape(-1).astype(np.int32),
+    }
+    if config.augment == "randaugment":
+        inputs["choices"], inputs["numbers"] = encode(plans, config)
+    return inputs
+
+
+def normalized_views(images: DataNode, plan: dict[str, DataNode], config: ViewConfig) -> DataNode:
+    """Crop, resize, flip, RandAugment, normalize and cast, where the images are."""
+    views = fn.slice(images, start=plan["start"], shape=plan["shape"], axes=[0, 1])
+    if config.crop == "resized":
+        views = fn.resize(
+            views,
+            size=[config.size, config.size],
+            interp_type=_INTERPOLATION[config.interpolation],
+            antialias=config.antialias,
+            dtype=types.FLOAT,
+        )
+    mirror = plan["mirror"]
+    if config.augment == "randaugment":
+        # Towards zero and clipped, as TensorFlow casts.
+        views = fn.cast(math.floor(views + LEVEL_TIE), dtype=types.UINT8)
+        views = fn.flip(views, horizontal=mirror)
+        views = randaugment(views, plan["choices"], plan["numbers"], config)
+        mirror = 0
+    mean, deviation = NORMALIZATION[config.normalize]
+    return fn.crop_mirror_normalize(
+        views,
+        mirror=mirror,
+        mean=list(mean),
+        std=list(deviation),
+        dtype=_DTYPES[config.views_dtype],
+        output_layout="HWC",
+    )
