@@ -9,8 +9,8 @@ ROOT = Path(__file__).parent
 VERSION = re.search(r'__version__ = "(.+)"', (ROOT / "fastaug/__init__.py").read_text())[1]
 # fastaug.export --to onnx: torch's exporter needs the first two, the last one checks the file.
 EXPORT = ["onnx", "onnxscript", "onnxruntime"]
-# fastaug.sweep; fastaug.figures and fastaug.report. 4.9: earlier ones call the retries otherwise.
-PAPER = ["optuna>=4.9", "matplotlib"]
+# fastaug.sweep; fastaug.figures; fastaug.report. Before 4.9 Optuna names its retries differently.
+PAPER = ["optuna>=4.9", "matplotlib", "jinja2"]
 
 setup(
     name="fastaug",
@@ -32,7 +32,7 @@ setup(
     package_data={
         "fastaug": ["py.typed"],
         "fastaug.cuda": ["*.h", "*.cpp", "*.cu"],
-        "fastaug.experiments": ["*.css", "*.js"],
+        "fastaug.experiments": ["templates/*"],
     },
     install_requires=[
         "numpy>=2",
@@ -58,6 +58,7 @@ setup(
             "hypothesis",
             "mypy",
             "pre-commit",
+            "psutil",  # benchmarks/: CPU time, memory and descriptors
             "pytest",
             "pytest-timeout",
             "pytest-xdist",

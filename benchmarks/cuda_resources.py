@@ -18,8 +18,8 @@ import numpy as np
 from fastaug.kernels.cuda import OBJECTIVE, RESERVED, WARP, launch_plan
 from fastaug.toolchain.nvrtc import Program, compile_kernels, nvrtc_version
 from fastaug.views.cuda import VIEWS
-from fastaug.views.launch import Needs, needs_of, plan_launch
-from fastaug.views.packed_plan import LAYER, NEEDS_ROOM, VIEW
+from fastaug.views.launch import MemoryNeeds, memory_needs, plan_launch
+from fastaug.views.packed_plan import LAYER, VIEW, kernel_codes
 from fastaug.views.render_spec import RenderSpec
 
 ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
@@ -127,14 +127,14 @@ def plan_table() -> str:
     return table(head, *rows)
 
 
-def view_needs(case: str) -> Needs:
+def view_needs(case: str) -> MemoryNeeds:
     size, (height, width), form, count = VIEW_CASES[case]
     views, layers = np.zeros(1, VIEW), np.zeros(count, LAYER)
     views["height"], views["width"] = (32, 32) if size == 32 else (height, width)
     views["box_height"], views["box_width"] = height, width
     views["top"] = views["left"] = -4 if size == 32 else 0
-    layers["operation"] = NEEDS_ROOM[0]
-    return needs_of(views, layers, form, size)
+    layers["operation"] = kernel_codes().need_second_buffer[0]
+    return memory_needs(views, layers, form, size)
 
 
 def view_table() -> str:

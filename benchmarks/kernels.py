@@ -1,12 +1,11 @@
-"""The loss kernels against what a user would write: time and peak memory of the objective.
+"""Loss kernels against plain torch: time and peak memory of the objective.
 
     python benchmarks/kernels.py [--quick] [--views 1 2 4 8 16] [--classes 10 100 1000 21841]
 
-benchmarks/contenders.py says who takes part. forward is the value alone, without a gradient;
+benchmarks/parts/losses.py lists the contenders. forward is the value without a gradient;
 forward+backward is loss.backward(), for a kernel that of fastaug.objective; value_and_grad is the
-kernel without autograd around it. memory is what tensors take at the peak of forward+backward
-beyond the inputs, resident memory what the process does. Ratios are to cross_entropy's
-forward+backward and to the copy, round by round.
+kernel without autograd. memory is the peak of tensors in forward+backward beyond the inputs. Ratios
+are to cross_entropy's forward+backward and to the copy, round by round.
 """
 
 from __future__ import annotations
@@ -14,95 +13,83 @@ from __future__ import annotations
 import math
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-import records
-import timing
 import torch
-from contenders import (
-    BOTH,
-    COPY,
-    FORMS,
-    Case,
-    Contender,
-    Inputs,
-    Unfit,
-    check_result,
-    check_size,
-    contenders,
-    exact,
-)
-from kernel_plot import draw
-from kernel_report import MEMORY, PAPER_STEP, show, verdicts
-from progress import progress_bar
+from parts import command, losses, results, timing
+from parts.losses import BOTH, COPY, DIRECT, FORMS, FORWARD, Case, Inputs
+from parts.plotting import draw_kernels
+from parts.results import Table
+from rich.console import Console
 from rich.progress import Progress
 from torch import Tensor
 
 from fastaug import cli
-from fastaug.errors import ConfigError
 from fastaug.kernels.config import Average
 from fastaug.kernels.registry import load_kernel
 from fastaug.runtime.device import resolve_device
 
 NAME = "kernels"
 COLUMNS = (
-    *records.MACHINE,
+    *results.MACHINE,
     *("benchmark", "device", "contender", "quantity", "B", "K", "C", "dtype", "average"),
     *("median", "p20", "p80", "n", "unit", "to_cross_entropy", "to_copy", "status"),
 )
-RESIDENT = "resident memory"
+MEMORY = "memory"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+PAPER_STEP = Case(4, 16, 100)
+"""A step of the paper's CIFAR experiments at K = 16: so small that it is mostly overhead."""
+
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Options:
-    """Time and peak memory of the loss kernels, and of what a user would write, versus K and C."""
+    """Time and peak memory of the loss kernels, and of plain torch, versus K and C."""
 
     kernels: tuple[str, ...] = ()
     """Kernels to measure, by name or package.module:attribute, and forms in plain torch: linear,
-    compiled, literal, literal-loop; default: all that there are."""
+    compiled, literal, literal-loop; default: all."""
     views: tuple[int, ...] = (1, 2, 4, 8, 16)
     """Numbers of views K."""
     classes: tuple[int, ...] = (10, 100, 1000, 21841)
     """Numbers of classes C."""
     images: int = 0
-    """B; 0: 128, and fewer above 3,125 classes (16 of 21,841), and besides them B=4 K=16 C=100, a
-    step of the paper's CIFAR experiments."""
+    """B; 0: 128, fewer above 3,125 classes (16 for 21,841), and in addition B=4 K=16 C=100, a step
+    of the paper's CIFAR experiments."""
     dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """Of the logits."""
+    """Type of the logits."""
     average: Average = "losses"
     """What the objective averages over the views."""
     device: str = "auto"
     """auto, cpu, cuda or cuda:N."""
     threads: int = 0
-    """Threads of torch on the CPU; 0: as many as torch takes."""
+    """Threads of torch on the CPU; 0: torch's default."""
     repeats: int = 20
-    """Rounds; each contender is timed once in each."""
+    """Rounds; each contender is timed once per round."""
     quick: bool = False
     """Few cases and rounds; other flags change single values."""
     out: str = "benchmarks/results"
-    """Folder of kernels.csv, to which rows are added, and of kernels.png."""
+    """Folder of kernels.csv, to which rows are appended, and of kernels.png."""
     plot_only: bool = False
-    """Measure nothing: draw kernels.png from the latest run in kernels.csv."""
+    """Measure nothing: draw kernels.png from the last run in kernels.csv."""
     debug: bool = False
     """Show the traceback of an error."""
 
     def __post_init__(self) -> None:
-        for flag, values, least in (
-            ("--views", self.views, 1),
-            ("--classes", self.classes, 1),
-            ("--images", (self.images,), 0),
-            ("--threads", (self.threads,), 0),
-            ("--repeats", (self.repeats,), 1),
-        ):
-            if not values:
-                raise ConfigError(f"{flag} needs at least one number")
-            if wrong := [value for value in values if value < least]:
-                raise ConfigError(f"{flag} must be at least {least}, got {wrong[0]}")
+        command.check_at_least(
+            {
+                "--views": (self.views, 1),
+                "--classes": (self.classes, 1),
+                "--images": ((self.images,), 0),
+                "--threads": ((self.threads,), 0),
+                "--repeats": ((self.repeats,), 1),
+            }
+        )
         for name in set(self.kernels) - set(FORMS):
             load_kernel(name)  # an unknown one is an error now, not a row later
 
@@ -116,7 +103,7 @@ class Options:
 
 
 QUICK = Options(views=(2, 8), classes=(1000,), repeats=7)
-"""What --quick stands for."""
+"""Defaults with --quick."""
 
 
 def _images(classes: int) -> int:
@@ -124,106 +111,94 @@ def _images(classes: int) -> int:
     return min(128, 2 ** int(math.log2(max(1, 400_000 / classes))))
 
 
-def parse(args: Sequence[str]) -> Options:
-    default = QUICK if "--quick" in args else Options()
-    return cli.parse(Options, args, prog="python benchmarks/kernels.py", default=default)
-
-
 def main(args: Sequence[str]) -> int:
-    options = parse(args)
-    folder = Path(options.out).expanduser()
+    options = command.parse(QUICK, args, "kernels.py")
+    path = Path(options.out).expanduser() / f"{NAME}.csv"
     if options.plot_only:
-        conclude(folder)
+        conclude(path)
         return 0
     device = resolve_device(options.device)
     if options.threads:
         torch.set_num_threads(options.threads)
-    file = records.Records(folder / f"{NAME}.csv", COLUMNS)
-    about = records.machine(device)
+    file = results.ResultFile(path, COLUMNS)
+    about = results.describe_machine(device)
     try:
         measure(options, device, file, about)
-    except KeyboardInterrupt:
-        conclude(folder, about["date"])
-        raise
-    conclude(folder, about["date"])
+    finally:  # after an interrupt: what was measured so far
+        conclude(path, about["date"])
     return 0
 
 
-def conclude(folder: Path, date: str = "") -> None:
-    """What the run of that date, or the latest one, says of the targets; its picture."""
-    table, picture = folder / f"{NAME}.csv", folder / f"{NAME}.png"
-    run = records.run(records.read(table, COLUMNS), date)
-    for line in verdicts(run):
+def conclude(path: Path, date: str = "") -> None:
+    """Compare the run of that date, or the last one, with the targets, and draw it."""
+    run = results.select_run(results.read(path, COLUMNS), date)
+    for line in conclusions(run):
         print(line)
-    print(f"rows: {table}, {len(run)} of this run")
-    try:
-        if draw(run, picture):
-            print(f"picture: {picture}")
-    except OSError as error:
-        raise ConfigError(f"{picture}: cannot be written ({error.strerror})") from error
+    print(f"results: {path}, {len(run)} rows of this run")
+    draw_kernels(run, path.with_suffix(".png"))
 
 
-def measure(options: Options, device: torch.device, file: records.Records, about: Row) -> None:
-    """Each case is measured, added to the file and shown before the next one."""
+def measure(options: Options, device: torch.device, file: results.ResultFile, about: Row) -> None:
+    """Each case is measured, appended to the file and printed before the next one."""
     about = about | {"benchmark": NAME, "device": str(device)}
     about |= {"dtype": options.dtype, "average": options.average}
-    print(
-        f"{records.machine_of(about)}; torch {about['torch']}; {options.dtype}, {options.average}"
-    )
-    said: set[str] = set()
+    machine = results.machine_name(about)
+    print(f"{machine}; torch {about['torch']}; {options.dtype}, {options.average}")
+    printed: set[str] = set()
     for number, case in enumerate(cases := options.cases(), start=1):
         rows: list[Row] = []
-        bar = progress_bar(f"case {number} of {len(cases)}, {case}:")
+        bar = command.progress_bar(f"case {number} of {len(cases)}, {case}:")
         try:
             with bar, warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # torch.compile has many, none for us to mend
+                warnings.simplefilter("ignore")  # torch.compile raises many
                 measure_case(case, options, device, bar, rows)
         finally:
             size = dict(zip("BKC", case, strict=True))
             file.append(about | size | row for row in rows)
-            show(case, rows, said)
+            show(case, rows, printed)
 
 
 def measure_case(
     case: Case, options: Options, device: torch.device, bar: Progress, rows: list[Row]
 ) -> None:
-    """Adds rows as they are finished; what is interrupted has those of the whole rounds."""
+    """Append rows as they are finished; after an interrupt those of whole rounds."""
     task = bar.add_task("inputs", total=options.repeats)
     try:
         inputs = Inputs.draw(case, options.average, DTYPES[options.dtype], device)
-        right = exact(inputs)
+        right = losses.exact(inputs)
     except (RuntimeError, MemoryError) as error:  # too large for this machine
-        rows.append({"contender": "all", "quantity": "all", "status": timing.why(error)})
+        rows.append({"contender": "all", "quantity": "all", "status": timing.status_of(error)})
         return
     calls: dict[tuple[str, str], Callable[[], Tensor]] = {}
-    baseline = {COPY: inputs.logits.nbytes}
-    for name, build in contenders(options.kernels).items():
+    base = [0, inputs.logits.nbytes]
+    for name, build in losses.contenders(options.kernels).items():
         bar.update(task, description=f"{name}: first call")
         try:
             if name.startswith("literal"):
-                check_size(build, inputs, options.repeats)
+                losses.check_size(build, inputs, options.repeats)
             contender = build(inputs)
-            check_result(name, contender, right)
-            for quantity, values in peaks(contender, device).items():
-                baseline.setdefault(quantity, values[0])  # cross_entropy comes first
-                bases = [[baseline[key]] * len(values) for key in (quantity, COPY)]
-                rows.append(_row(name, quantity, values, "bytes", bases))
+            losses.check_result(name, contender, right)
+            if BOTH in contender.calls:
+                contender.leaf.grad = None
+                peak = timing.peak_memory(contender.calls[BOTH], device)
+                contender.leaf.grad = None
+                base[0] = base[0] or peak  # cross_entropy comes first
+                rows.append(_row(name, MEMORY, [peak], "bytes", [[value] for value in base]))
             calls |= {(name, quantity): call for quantity, call in contender.calls.items()}
-        except Exception as error:  # of whatever kind: a kernel may be anyone's
-            status = str(error) if isinstance(error, Unfit) else timing.why(error)
+        except Exception as error:  # any kind: a kernel may be anyone's
+            status = timing.status_of(error)
             rows.append({"contender": name, "quantity": "all", "status": status})
     samples: dict[tuple[str, str], list[float]] = {}
-    bar.update(task, description="how long each takes")
 
     def on_round(done: int) -> None:
         bar.update(task, description=f"round {done + 1}", completed=done)
 
     try:
-        failed = timing.take_turns(
+        failed = timing.time_calls(
             calls, samples, rounds=options.repeats, device=device, on_round=on_round
         )
         for (name, quantity), raised in failed.items():
-            status = timing.why(raised)
+            status = timing.status_of(raised)
             rows.append({"contender": name, "quantity": quantity, "status": status})
     finally:
         pair = [samples.get(key, []) for key in (("cross_entropy", BOTH), (COPY, COPY))]
@@ -241,31 +216,91 @@ def _row(
     unit: Literal["ms", "bytes"],
     bases: Sequence[Sequence[float]],
 ) -> Row:
-    """values in s or bytes, and those of the two baselines in the same rounds, where there are."""
-    found = timing.quantiles(values)
+    """values: in s or bytes. bases: those of the two baselines in the same rounds, or empty."""
     scale = {"ms": 1e3, "bytes": 1}[unit]
-    row: Row = {"contender": name, "quantity": quantity, "unit": unit, "n": found.n, "status": "ok"}
-    for column in ("median", "p20", "p80"):
-        value = scale * getattr(found, column)
-        row[column] = round(value) if unit == "bytes" else float(f"{value:.6g}")
+    summary = results.summarize([scale * value for value in values], unit)
+    row: Row = {"contender": name, "quantity": quantity} | summary
     for column, base in zip(("to_cross_entropy", "to_copy"), bases, strict=True):
         if len(base) == len(values) and all(base):
             row[column] = float(f"{timing.median_ratio(values, base):.4g}")
     return row
 
 
-def peaks(contender: Contender, device: torch.device) -> dict[str, list[int]]:
-    """Of forward+backward, the gradient that it leaves included."""
-    if (call := contender.calls.get(BOTH)) is None:
-        return {}
-    found: dict[str, list[int]] = {MEMORY: [], RESIDENT: []}
-    contender.leaf.grad = None
-    found[MEMORY].append(timing.peak_memory(call, device))
-    for _ in range(3 if device.type == "cpu" else 0):
-        contender.leaf.grad = None
-        found[RESIDENT] += timing.peak_resident_memory(call)
-    contender.leaf.grad = None
-    return {quantity: values for quantity, values in found.items() if values}
+def show(case: Case, rows: Sequence[Row], printed: set[str]) -> None:
+    """Medians in ms, spread and ratios of forward+backward; new reasons for missing contenders."""
+    console = Console(highlight=False)
+    found = {(row["contender"], row["quantity"]): row for row in rows if row["status"] == "ok"}
+    lines = []
+    for name in dict.fromkeys(name for name, _ in found):
+        cells = {quantity: row for (other, quantity), row in found.items() if other == name}
+        main = cells.get(BOTH) or cells.get(COPY) or {}
+        spread = (main["p80"] - main["p20"]) / 2 / main["median"] if main else 0
+        memory = cells.get(MEMORY, {}).get("median")
+        lines.append(
+            [
+                name,
+                _three_digits(cells.get(FORWARD, {}).get("median")),
+                _three_digits(main.get("median")),
+                f"{100 * spread:.0f}%" if main else "",
+                _three_digits(cells.get(DIRECT, {}).get("median")),
+                _three_digits(main.get("to_cross_entropy")),
+                _three_digits(main.get("to_copy")),
+                "" if memory is None else f"{memory / 1e6:,.3f}",
+            ]
+        )
+    heads = ("forward\nms", "forward+\nbackward", "±", "value_\nand_grad")
+    if found:
+        table = Table(["", *heads, "x cross_\nentropy", "x\ncopy", "memory\nMB"], lines)
+        table.print(console, str(case))
+    for row in rows:
+        note = f"{row['contender']}: {row['status']}"
+        if row["status"] != "ok" and note not in printed:
+            console.print(f" {note}", markup=False, soft_wrap=True)
+            printed.add(note)
+
+
+def _three_digits(value: float | None) -> str:
+    if not value:
+        return ""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.{2 - math.floor(math.log10(value))}f}"
+
+
+def conclusions(run: Sequence[Mapping[str, str]]) -> Iterator[str]:
+    """The project's targets for which the run has the cases."""
+    rows = {
+        (row["contender"], row["quantity"], row["B"], row["K"], row["C"]): row
+        for row in run
+        if row["status"] == "ok" and row["dtype"] == "fp32" and row["device"] == "cpu"
+    }
+
+    def value(name: str, case: Case, quantity: str = BOTH, column: str = "median") -> float:
+        images, views, classes = map(str, case)
+        return float(rows.get((name, quantity, images, views, classes), {}).get(column) or math.nan)
+
+    eight, sixteen = Case(128, 8, 1000), Case(128, 16, 1000)
+    ours = value("native", eight)
+    relative = partial(value, "native", column="to_cross_entropy")
+    small = value("native", PAPER_STEP) / value("cross_entropy-views", PAPER_STEP)
+    for what, found, target in (
+        (f"native / cross_entropy, {eight}, {DIRECT}", relative(eight, DIRECT), "<= 1"),
+        (f"native / cross_entropy, {eight}, {BOTH}", relative(eight), "<= 1"),
+        (f"literal / native, {eight}, {BOTH}", value("literal", eight) / ours, ">= 25"),
+        (f"literal-loop / native, {eight}, {BOTH}", value("literal-loop", eight) / ours, ""),
+        (f"compiled / native, {eight}, {BOTH}", value("compiled", eight) / ours, ">= 2.5"),
+        (f"native, K=16 / K=8, B=128 C=1000, {BOTH}", value("native", sixteen) / ours, "<= 2.2"),
+        (f"native / cross_entropy, {PAPER_STEP}, {BOTH}", relative(PAPER_STEP), "<= 1"),
+        (f"native / cross_entropy-views, {PAPER_STEP}, {BOTH}", small, ""),
+    ):
+        if not math.isnan(found):
+            yield f"{what}: {found:.2f}{_verdict(found, target)}"
+
+
+def _verdict(found: float, target: str) -> str:
+    if not target:
+        return ""
+    sign, bound = target.split()
+    met = found <= float(bound) if sign == "<=" else found >= float(bound)
+    return f" (target {target}): {'met' if met else 'not met'}"
 
 
 if __name__ == "__main__":

@@ -1,114 +1,128 @@
-"""Images per second versus K: what another view costs, and where the time of a step goes.
+"""Images per second versus K: the cost of another view, and where the time of a step goes.
 
     python benchmarks/throughput.py [--quick] [--data DATA] [--views 1 2 4 8 16]
     python benchmarks/throughput.py --parts loaders --data cifar-like --size 32 --crop pad \
         --views 16 --batch-size 64 --out benchmarks/results/cifar
     python benchmarks/throughput.py --compare before.csv after.csv
 
-loaders: fastaug's three and what people use today, alone, on the same files, to the same output
-(benchmarks/loader_contenders.py). stages: the parts of a training step, each by itself, and whole
-steps with the real loader and with synthetic views (benchmarks/stages.py). All take turns in
-rounds, in a new order each round. A batch has --batch-size views whatever K is, as in training.
-The files lie in the system's cache: reading from storage is not measured.
+loaders: fastaug's three and those in common use, by themselves, on the same files, to the same
+output (benchmarks/parts/loaders.py). stages: the parts of a training step, each by itself, and
+whole steps with the real loader and with synthetic views (benchmarks/parts/stages.py). All take
+turns in rounds, in a new order each round. A batch has --batch-size views at every K, as in
+training. The files are in the system's cache: reading from storage is not measured.
 """
 
 from __future__ import annotations
 
+import importlib.metadata
+import itertools
+import math
 import signal
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-import records
-import throughput_rows as table
-from loader_contenders import LOADERS, OWN, Own
-from throughput_compare import compare
-from throughput_plot import draw
-from throughput_report import show
-from throughput_run import Benchmark
+import torch
+from parts import command, results, throughput_tables, timing
+from parts import throughput_rows as rows
+from parts.loaders import LOADERS, OWN, Own, check_batch, decode_only, training_loader
+from parts.photos import cifar_like, photo_folder
+from parts.plotting import draw_throughput
+from parts.stages import DECODE, LOADER, STEP, Stages
+from parts.throughput_rows import Key
+from parts.timing import Memory, Stream, Turn, Unfit, status_of
+from rich.progress import Progress
 
 from fastaug import cli
+from fastaug.config import TrainConfig
+from fastaug.data.image_set import ImageSet
+from fastaug.data.scan import scan_and_check
+from fastaug.data.sources import open_split_or_flat
 from fastaug.errors import ConfigError, suggest
+from fastaug.runtime.cores import core_count
+from fastaug.runtime.device import avoid_broken_cpu_arithmetic, keep_freed_memory, resolve_device
 
-Policy = Literal["crop-flip", "randaugment"]
+CHECKED = 3
+"""Batches of each loader that are checked before it is timed."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """Images per second versus K, of the loaders and of training steps, and their parts."""
+    """Images per second versus K, of loaders and of training steps, and their parts."""
 
     views: tuple[int, ...] = (1, 2, 4, 8, 16)
     """Numbers of views K; each must divide --batch-size."""
     data: str = ""
-    """What --data of the training takes, or a folder of images; default: 256 photo-like JPEGs of
-    about 500 x 375, made once and cached; cifar-like: images of 32 px cut out of them, as many as
+    """As --data of the training, or a folder of images; default: 256 photo-like JPEGs of about
+    500 x 375, generated once and cached; cifar-like: images of 32 px cut out of them, as many as
     CIFAR has, in memory, for --size 32 --crop pad."""
     parts: tuple[Literal["loaders", "stages"], ...] = ("loaders", "stages")
-    """loaders: side by side, alone; stages: a training step and its parts."""
+    """loaders: side by side, by themselves; stages: a training step and its parts."""
     loaders: tuple[str, ...] = ()
     """Loaders to measure: "fastaug fused", "fastaug dali operators", "fastaug torch",
     "torchvision, one decode", "torchvision, K decodes", "timm, K decodes", "ffcv"; default: all."""
-    policies: tuple[Policy, ...] = ("crop-flip", "randaugment")
-    """What makes a view; the stages take the first one."""
+    policies: tuple[Literal["crop-flip", "randaugment"], ...] = ("crop-flip", "randaugment")
+    """Augmentation of a view; the stages use the first one."""
     crop: Literal["resized", "pad"] = "resized"
     """As --crop of the training."""
     interpolation: Literal["bilinear", "bicubic"] = "bilinear"
-    """How all loaders but ffcv resize a crop; the default is torchvision's, the training's own is
+    """How all loaders except ffcv resize a crop. The default is torchvision's; the training's is
     bicubic without antialiasing."""
     antialias: bool = True
-    """They antialias it, as torchvision does by default. Without it timm takes no part: it always
-    does."""
+    """Antialias crops, torchvision's default. timm always does, and takes no part without it."""
     randaugment_layers: int = 2
     """Operations of RandAugment."""
     randaugment_magnitude: float = 5.0
-    """Their strength, 0 to 10."""
+    """Magnitude of RandAugment, 0 to 10."""
     loader: Own = "fused"
-    """Of the stages. fused and dali: --loader dali of the training with that --views-engine."""
+    """Loader of the stages. fused and dali: --loader dali of the training with that
+    --views-engine."""
     model: str = ""
     """As --model of the training; default: nf_resnet50 on a GPU, nf_resnet26 on a CPU."""
     classes: int = 1000
-    """C, outputs of the network."""
+    """Outputs of the network, C."""
     size: int = 224
     """Side of a view in pixels."""
     batch_size: int = 0
     """Views in a batch; 0: 256 on a GPU, 32 on a CPU."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    """Of the network; auto: bf16 on a GPU, fp32 on a CPU."""
+    """Precision of the network; auto: bf16 on a GPU, fp32 on a CPU."""
     device: str = "auto"
     """auto, cpu, cuda or cuda:N."""
     workers: int = 0
-    """Threads or processes of each loader; 0: as many as cores."""
+    """Threads or processes of each loader; 0: the number of cores."""
     repeats: int = 5
-    """Rounds; each thing is timed once in each."""
+    """Rounds; everything is timed once per round."""
     turn_seconds: float = 0.7
-    """About what is timed of each thing in a round, after as long to settle."""
+    """Approximate duration of a turn, after as long to settle."""
     quick: bool = False
     """Under a minute: K of 1 and 8, four loaders, crop and flip, small views, few rounds; other
     flags change single values."""
     out: str = "benchmarks/results"
-    """Folder of throughput.csv, to which rows are added, and of throughput.png."""
+    """Folder of throughput.csv, to which rows are appended, and of throughput.png."""
     compare: tuple[str, ...] = ()
-    """Measure nothing: ratios of the latest run in the second file to that in the first; of one
-    file: of its last two. Exit code 1 if something became slower beyond the noise."""
+    """Measure nothing: compare the last run of the second file with that of the first, or the last
+    two runs of one file. Exit code 1 if something became slower beyond the noise."""
     plot_only: bool = False
-    """Measure nothing: draw throughput.png from the latest run in throughput.csv."""
+    """Measure nothing: draw throughput.png from the last run in throughput.csv."""
     debug: bool = False
     """Show the traceback of an error."""
 
     def __post_init__(self) -> None:
-        for flag, values, least in (
-            ("--views", self.views, 1),
-            ("--classes", (self.classes,), 2),
-            ("--batch-size", (self.batch_size,), 0),
-            ("--workers", (self.workers,), 0),
-            ("--repeats", (self.repeats,), 1),
-        ):
-            if not values:
-                raise ConfigError(f"{flag} needs at least one number")
-            if wrong := [value for value in values if value < least]:
-                raise ConfigError(f"{flag} must be at least {least}, got {wrong[0]}")
+        command.check_at_least(
+            {
+                "--views": (self.views, 1),
+                "--classes": ((self.classes,), 2),
+                "--batch-size": ((self.batch_size,), 0),
+                "--workers": ((self.workers,), 0),
+                "--repeats": ((self.repeats,), 1),
+            }
+        )
         if not self.policies or not self.parts:
             raise ConfigError("--policies and --parts need at least one name each")
         if not 0 < self.turn_seconds <= 60:
@@ -130,48 +144,242 @@ QUICK = Options(
     turn_seconds=0.1,
     model="nf_resnet26",
 )
-"""What --quick stands for."""
-
-
-def parse(args: Sequence[str]) -> Options:
-    default = QUICK if "--quick" in args else Options()
-    return cli.parse(Options, args, prog="python benchmarks/throughput.py", default=default)
+"""Defaults with --quick."""
 
 
 def main(args: Sequence[str]) -> int:
-    options = parse(args)
-    folder = Path(options.out).expanduser()
+    options = command.parse(QUICK, args, "throughput.py")
+    path = Path(options.out).expanduser() / f"{rows.NAME}.csv"
     if options.compare:
-        return compare([Path(name).expanduser() for name in options.compare])
+        return throughput_tables.compare(*_two_runs(options.compare))
     if options.plot_only:
-        conclude(folder)
+        conclude(path)
         return 0
     benchmark = Benchmark(options)
-    file = records.Records(folder / f"{table.NAME}.csv", table.COLUMNS)
+    file = results.ResultFile(path, rows.COLUMNS)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a cluster's Ctrl-C
     try:
         benchmark.run()
-    finally:  # interrupted: what was measured until then
-        if rows := benchmark.rows():
-            file.append(rows)
-            conclude(folder, rows[0]["date"])
+    finally:  # after an interrupt: what was measured so far
+        if found := benchmark.rows():
+            file.append(found)
+            conclude(path, found[0]["date"])
     return 0
 
 
-def conclude(folder: Path, date: str = "") -> None:
-    """What the run of that date, or the latest one, says; its picture."""
-    file, picture = folder / f"{table.NAME}.csv", folder / f"{table.NAME}.png"
-    rows = records.read(file, table.COLUMNS)
-    if not rows:
-        raise ConfigError(f"{file}: holds no run yet; measure one first")
-    run = records.run(rows, date)
-    show(run)
-    print(f"rows: {file}, {len(run)} of this run")
-    try:
-        if draw(run, picture):
-            print(f"picture: {picture}")
-    except OSError as error:
-        raise ConfigError(f"{picture}: cannot be written ({error.strerror})") from error
+def conclude(path: Path, date: str = "") -> None:
+    """Print and draw the run of that date, or the last one."""
+    found = results.read(path, rows.COLUMNS)
+    if not found:
+        raise ConfigError(f"{path}: has no run yet; measure one first")
+    run = results.select_run(found, date)
+    throughput_tables.show(run)
+    print(f"results: {path}, {len(run)} rows of this run")
+    draw_throughput(run, path.with_suffix(".png"))
+
+
+def _two_runs(names: Sequence[str]) -> list[list[dict[str, str]]]:
+    paths = [Path(name).expanduser() for name in names]
+    found = [results.read(path, rows.COLUMNS) for path in paths]
+    for path, read in zip(paths, found, strict=True):
+        if not read:
+            raise ConfigError(f"--compare {path}: has no run")
+    if len({path.resolve() for path in paths}) == 2:
+        return [results.select_run(read) for read in found]
+    dates = list(dict.fromkeys(row["date"] for row in found[0]))
+    if len(dates) < 2:
+        raise ConfigError(f"--compare {paths[0]}: has only one run; give a second file")
+    return [results.select_run(found[0], date) for date in dates[-2:]]
+
+
+class Benchmark:
+    """One run: everything is built first, then takes turns. rows() works after an interrupt too."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._device = resolve_device(options.device)
+        self._base = _config(options, self._device)
+        for views in options.views:
+            self._base.replace(views=views)  # a K that does not divide the batch is an error now
+        avoid_broken_cpu_arithmetic(self._device, self._base.run.precision)
+        keep_freed_memory(self._device)
+        self._images = _open_images(options)
+        self._about = _describe_run(options, self._base, self._device)
+        self._stages: Stages | None = None
+        self._measures: dict[Key, Callable[[], Turn]] = {}
+        self._memory: dict[Key, Memory] = {}
+        self._samples: dict[Key, list[Turn]] = {}
+        self._failures: list[rows.Row] = []
+
+    def rows(self) -> list[rows.Row]:
+        """Rows of what was measured so far."""
+        samples = dict(self._samples)
+        for k in self._options.views if self._stages else ():
+            # The loader of the stages is one of the loaders, and is measured once.
+            if (own := self._own_loader(k)) in samples:
+                samples[own._replace(part=rows.STAGES, contender=LOADER)] = samples[own]
+        found = rows.make_rows(samples, self._memory, self._base.optim.batch_size, core_count())
+        return [self._about | row for row in (*found, *self._failures)]
+
+    def run(self) -> None:
+        with command.progress_bar("throughput:") as bar, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # raised inside the other libraries
+            self._build(bar)
+            self._take_turns(bar)
+
+    def _build(self, bar: Progress) -> None:
+        plans = self._plans()
+        task = bar.add_task("", total=len(plans))
+        for key, build in plans.items():
+            bar.update(task, description=f"preparing {key}")
+            try:
+                build(key)
+            except ConfigError:  # for example an unknown model
+                raise
+            except Exception as error:  # any kind: a contender that cannot run is a row
+                self._failures.append(rows.failure(key, status_of(error)))
+            bar.advance(task)
+        bar.remove_task(task)
+
+    def _plans(self) -> dict[Key, Callable[[Key], None]]:
+        """What to measure, and how to build it."""
+        options = self._options
+        plans: dict[Key, Callable[[Key], None]] = {}
+        if rows.STAGES in options.parts:
+            plans[Key(rows.STAGES, "network")] = self._build_network
+        for policy in options.policies if rows.LOADERS in options.parts else ():
+            for name in options.loaders or LOADERS:
+                keys = (Key(rows.LOADERS, name, policy, k) for k in options.views)
+                plans |= dict.fromkeys(keys, self._build_loader)
+        if rows.STAGES in options.parts:
+            for k in options.views:
+                plans[Key(rows.STAGES, DECODE, "", k)] = self._build_decoder
+                plans[self._own_loader(k)] = self._build_loader
+                plans[Key(rows.STAGES, STEP, options.policies[0], k)] = self._build_training
+        return plans
+
+    def _own_loader(self, views: int) -> Key:
+        return Key(rows.LOADERS, OWN[self._options.loader], self._options.policies[0], views)
+
+    def _build_loader(self, key: Key) -> None:
+        config = self._config(key)
+        batch = config.optim.batch_size * config.view.size**2 * 3 * 4
+        ahead = 3 * config.data.prefetch + 2 * config.data.workers
+        timing.check_memory(batch * ahead, torch.device("cpu"), "prefetched batches take")
+        stream = LOADERS[key.contender](self._images, config, self._device)
+        with closing(stream.batches()) as batches:
+            for batch in itertools.islice(batches, CHECKED):
+                check_batch(batch, config)
+        self._add_stream(key, stream)
+
+    def _build_decoder(self, key: Key) -> None:
+        config = self._config(key)
+        self._add_stream(key, decode_only(self._images, config, self._device, config.data.loader))
+
+    def _build_network(self, _key: Key) -> None:
+        stages = Stages(self._base, self._options.classes, self._device)
+        for name, call in stages.of_any_k().items():
+            self._add_call(Key(rows.STAGES, name), call)
+        for k in self._options.views:
+            for name, call in stages.of_k(k).items():
+                self._add_call(Key(rows.STAGES, name, "", k), call)
+        self._stages = stages
+
+    def _build_training(self, key: Key) -> None:
+        if self._stages is None:
+            raise Unfit("needs the network, which could not be built")
+        config = self._config(key)
+        own = LOADERS[OWN[self._options.loader]](self._images, config, self._device)
+        self._add_stream(key, self._stages.training(config, self._images, own.ahead))
+
+    def _config(self, key: Key) -> TrainConfig:
+        return self._base.replace(views=key.K, augment=key.policy or self._options.policies[0])
+
+    def _add_stream(self, key: Key, stream: Stream) -> None:
+        seconds = self._options.turn_seconds
+        count, self._memory[key] = timing.first_turn(stream, self._device, seconds)
+        self._measures[key] = partial(timing.turn, stream, count, self._device, seconds)
+
+    def _add_call(self, key: Key, call: Callable[[], object]) -> None:
+        taken = timing.repeat(call, 1, self._device).seconds
+        count = max(1, math.ceil(self._options.turn_seconds / taken))
+        self._measures[key] = partial(timing.repeat, call, count, self._device)
+
+    def _take_turns(self, bar: Progress) -> None:
+        rounds, current = self._options.repeats, 0
+        task = bar.add_task("", total=rounds * len(self._measures))
+
+        def on_round(done: int) -> None:
+            nonlocal current
+            current = done + 1
+            if bar.disable:
+                print(f"round {current} of {rounds}", file=sys.stderr)
+
+        def on_turn(key: Key) -> None:
+            bar.update(task, description=f"round {current} of {rounds}, {key}", advance=1)
+
+        failed = timing.interleave(
+            self._measures, self._samples, rounds=rounds, on_round=on_round, on_turn=on_turn
+        )
+        self._failures += [rows.failure(key, status_of(error)) for key, error in failed.items()]
+
+
+def _open_images(options: Options) -> ImageSet:
+    data = options.data
+    if not data:
+        data = str(photo_folder())
+    elif data == "cifar-like":
+        data = str(cifar_like())
+    images = scan_and_check(open_split_or_flat(data, "train"))
+    if len(images.classes) > options.classes:
+        raise ConfigError(f"--classes {options.classes}: {data} has {len(images.classes)} classes")
+    return images
+
+
+def _config(options: Options, device: torch.device) -> TrainConfig:
+    gpu = device.type == "cuda"
+    precision = options.precision
+    if precision == "auto":
+        precision = "bf16" if gpu else "fp32"
+    loader, engine = training_loader(options.loader)
+    return TrainConfig.from_flat(
+        data=options.data or "photos",
+        loader=loader,
+        views_engine=engine,
+        model=options.model or ("nf_resnet50" if gpu else "nf_resnet26"),
+        size=options.size,
+        views=1,
+        batch_size=options.batch_size or (256 if gpu else 32),
+        precision=precision,
+        device=str(device),
+        workers=options.workers or core_count(),
+        crop=options.crop,
+        crop_area=(0.08, 1.0),
+        interpolation=options.interpolation,
+        antialias=options.antialias,
+        randaugment_layers=options.randaugment_layers,
+        randaugment_magnitude=options.randaugment_magnitude,
+    )
+
+
+def _describe_run(options: Options, config: TrainConfig, device: torch.device) -> dict[str, Any]:
+    """The columns that are the same in all rows of the run."""
+    versions = {}
+    for column in rows.PACKAGES:
+        try:
+            package = "nvidia-dali-cuda120" if column == "dali" else column
+            versions[column] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:  # noqa: PERF203
+            versions[column] = ""
+    # A training names its loader differently, and finds its number of classes in the data.
+    own = {"loader": options.loader, "classes": options.classes}
+    return {
+        **results.describe_machine(device),
+        **versions,
+        "benchmark": rows.NAME,
+        **{name: config.get(name) for name in rows.SETTINGS if name not in own},
+        **own,
+    }
 
 
 if __name__ == "__main__":

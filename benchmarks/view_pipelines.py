@@ -1,22 +1,24 @@
-"""How the view pipeline is built, and what it was chosen over: views per second of each form.
+"""Ways to build the view pipeline: views per second of each.
 
     python benchmarks/view_pipelines.py [--data FOLDER] [--views 1 8 ...]
 
-fused   the product's, --views-engine fused: DALI decodes, one kernel makes B*K views
-wide    the product's, --views-engine dali: decode in one pipeline, make them in a second one
+fused   --views-engine fused: DALI decodes, one kernel makes B*K views
+wide    --views-engine dali: one pipeline decodes, a second one makes the views
 copies  one pipeline: decode, then K copies of the view graph
-stock   wide, but with DALI's apply_rand_augment and its 16-way choice in place of the families
+stock   wide, but with DALI's apply_rand_augment and its 16-way choice
 
-Forms take turns, so that noise hits all alike; medians over batches, ratios to `wide`.
+They take turns, so that noise affects all of them; medians over batches, ratios to `wide`.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -26,205 +28,205 @@ from nvidia.dali.auto_aug import augmentations as dali_augmentations
 from nvidia.dali.auto_aug.core import augmentation
 from nvidia.dali.auto_aug.rand_augment import apply_rand_augment
 from nvidia.dali.data_node import DataNode
-from nvidia.dali.pipeline import Pipeline
-from photos import cifar_like, photo_folder
+from parts.photos import cifar_like, photo_folder
 
-from fastaug.config import TrainConfig
 from fastaug.data.image_set import ImageSet
 from fastaug.data.sampler import BatchKey
-from fastaug.data.scan import scan_images
+from fastaug.data.scan import scan_and_check
 from fastaug.data.sources import open_split_or_flat
-from fastaug.pipelines.dali_views import (
-    normalized_views,
-    plan_inputs,
-    plan_sources,
-    view_pipeline,
-)
-from fastaug.pipelines.decoder import Planned, decode_pipeline
+from fastaug.pipelines.dali_views import OperatorViews, normalized_views, plan_inputs, plan_sources
+from fastaug.pipelines.decoder import Chunk, decode_pipeline
 from fastaug.pipelines.fused_views import FusedViews
+from fastaug.views.config import ViewConfig
 from fastaug.views.engine import fused_engine
 from fastaug.views.philox import TRAIN_VIEWS
-from fastaug.views.plan import ViewPlans, draw_plans
+from fastaug.views.plan import PAD, draw_plans
 from fastaug.views.reference import NORMALIZATION
 
 IMAGES = 32
 """Images in a batch."""
+CPU = torch.device("cpu")
+
+Form = Callable[[Chunk], object]
+"""Makes the views of a chunk, from reading to the end."""
 
 
-def main() -> None:
-    options = _options()
+def main(args: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--data", default="", help="a folder of photographs; default: generated")
+    parser.add_argument("--views", type=int, nargs="+", default=[1, 8], help="numbers of views K")
+    parser.add_argument("--batches", type=int, default=7, help="batches measured of each form")
+    parser.add_argument("--threads", type=int, default=2, help="threads of each pipeline")
+    options = parser.parse_args(args)
     # DALI's own augmentations call operators by names that DALI has deprecated.
     with warnings.catch_warnings(record=True):
-        photos = scan_images(open_split_or_flat(options.data or str(photo_folder()), "train"))
-        small = scan_images(open_split_or_flat(str(cifar_like()), "train"))
+        photos = scan_and_check(open_split_or_flat(options.data or str(photo_folder()), "train"))
+        small = scan_and_check(open_split_or_flat(str(cifar_like()), "train"))
         heads = "  ".join(f"{form:>17}" for form in FORMS)
         print(f"{'data':8} {'policy':18} {'K':>3} {heads}  (views/s, ratio)")
         for views in options.views:
-            for name, images, changes in (
-                ("photos", photos, {"size": 224, "crop_area": (0.08, 1.0)}),
-                ("memory", small, {"size": 32, "crop": "pad", "normalize": "cifar"}),
+            for name, images, base in (
+                ("photos", photos, ViewConfig(views=views, size=224, crop_area=(0.08, 1.0))),
+                ("memory", small, ViewConfig(views=views, size=32, crop="pad", normalize="cifar")),
             ):
                 for layers in (0, 2, 4):
-                    config = TrainConfig.from_flat(
-                        views=views,
-                        batch_size=IMAGES * views,
-                        augment="randaugment" if layers else "crop-flip",
-                        randaugment_layers=layers or 1,
-                        loader="dali",
-                        **changes,
-                    )
-                    measure(name, images, config, options)
+                    view = replace(base, augment="crop-flip")
+                    if layers:
+                        view = replace(base, augment="randaugment", randaugment_layers=layers)
+                    rates = measure(images, view, options.threads, options.batches)
+                    policy = f"RandAugment N={layers}" if layers else "crop and flip"
+                    cells = (f"{r:8.0f} ({r / rates['wide']:.2f} x)" for r in rates.values())
+                    print(f"{name:8} {policy:18} {views:3} {'  '.join(cells)}", flush=True)
 
 
-def measure(name: str, images: ImageSet, config: TrainConfig, options: argparse.Namespace) -> None:
+def measure(images: ImageSet, view: ViewConfig, threads: int, batches: int) -> dict[str, float]:
+    """Views per second of each form."""
     forms = {
-        form: build(images, config.replace(workers=options.threads), options.threads)
-        for form, build in FORMS.items()
-        if form != "stock" or config.view.augment == "randaugment"
+        name: build(images, view, threads)
+        for name, build in FORMS.items()
+        if name != "stock" or view.augment == "randaugment"
     }
-    seconds: dict[str, list[float]] = {form: [] for form in forms}
-    for turn in range(options.batches + 1):
-        for form, run in forms.items():
+    assert images.manifest is not None
+    seconds: dict[str, list[float]] = {name: [] for name in forms}
+    for turn in range(batches + 1):
+        indices = np.arange(turn * IMAGES, (turn + 1) * IMAGES) % len(images)
+        sizes = images.manifest.sizes[indices]
+        for name, make in forms.items():
             started = time.perf_counter()
-            run(turn)
+            plans = draw_plans(view, 0, 0, TRAIN_VIEWS, indices, sizes)
+            make(Chunk([BatchKey(0, TRAIN_VIEWS, indices)], indices, plans))
             if turn:  # the first batch also fills the pipelines
-                seconds[form].append(time.perf_counter() - started)
-    count = IMAGES * config.view.views
-    rates = {form: count / statistics.median(times) for form, times in seconds.items()}
-    layers = config.view.randaugment_layers if config.view.augment == "randaugment" else 0
-    policy = f"RandAugment N={layers}" if layers else "crop and flip"
-    cells = "  ".join(f"{rate:8.0f} ({rate / rates['wide']:.2f} x)" for rate in rates.values())
-    print(f"{name:8} {policy:18} {config.view.views:3} {cells}", flush=True)
+                seconds[name].append(time.perf_counter() - started)
+    return {name: IMAGES * view.views / statistics.median(s) for name, s in seconds.items()}
 
 
-# --- the forms: (images, config, threads) -> run one batch, whole, from its number ---
+# --- the forms ---
 
 
-def fused(images: ImageSet, config: TrainConfig, threads: int) -> Callable[[int], None]:
-    cpu = torch.device("cpu")
-    viewer = FusedViews(fused_engine(cpu), images, config, cpu)
-    decode = _decoder(images, config, threads)
-
-    def run(number: int) -> None:
-        indices = _indices(number, images)
-        decoded = decode(indices) if images.array is None else None
-        keys = [BatchKey(0, TRAIN_VIEWS, indices)]
-        batch = Planned(keys, indices, _plans(indices, images, config))
-        viewer.finish(viewer.start((batch, decoded)))
-
-    return run
+def fused(images: ImageSet, view: ViewConfig, threads: int) -> Form:
+    return _decode_then(FusedViews(fused_engine(CPU), images, view, threads, CPU), images, threads)
 
 
-def wide(images: ImageSet, config: TrainConfig, threads: int) -> Callable[[int], None]:
-    make = view_pipeline(
-        config.view, "cpu", "cpu", **_pipeline(IMAGES * config.view.views, threads)
-    )
-    return _decode_then(make, images, config, config, threads)
+def wide(images: ImageSet, view: ViewConfig, threads: int) -> Form:
+    pipeline = {"device": "cpu", **_pipeline(threads)}
+    return _decode_then(OperatorViews(images, view, IMAGES, CPU, pipeline), images, threads)
 
 
-def stock(images: ImageSet, config: TrainConfig, threads: int) -> Callable[[int], None]:
-    make = _stock_pipeline(config, **_pipeline(IMAGES * config.view.views, threads))
-    return _decode_then(make, images, config, config.replace(augment="crop-flip"), threads)
+def _decode_then(viewer: FusedViews | OperatorViews, images: ImageSet, threads: int) -> Form:
+    decode = _decoder(images, threads)
+
+    def make(chunk: Chunk) -> None:
+        decoded = decode(chunk.indices) if images.array is None else None
+        viewer.finish(viewer.start((chunk, decoded)))
+
+    return make
 
 
-def copies(images: ImageSet, config: TrainConfig, threads: int) -> Callable[[int], None]:
-    make = _copies_pipeline(config, images.array is None, **_pipeline(IMAGES, threads))
+def stock(images: ImageSet, view: ViewConfig, threads: int) -> Form:
+    graph = _stock_pipeline(view, batch_size=IMAGES * view.views, **_pipeline(threads))
+    decode = _decoder(images, threads)
 
-    def run(number: int) -> None:
-        indices = _indices(number, images)
-        make.feed_input("images", _contents(indices, images))
-        for name, values in _plan(indices, images, config).items():
-            each = values.reshape(len(indices), config.view.views, *values.shape[1:])
-            for view in range(config.view.views):
-                make.feed_input(f"{name}{view}", np.ascontiguousarray(each[:, view]))
-        make.schedule_run()
-        make.outputs()
+    def make(chunk: Chunk) -> None:
+        samples: Any
+        if images.array is None:
+            samples = [image for image in decode(chunk.indices) for _ in range(view.views)]
+        else:
+            samples = np.repeat(_contents(chunk.indices, images), view.views, axis=0)
+        for name, values in plan_inputs(chunk.plans, replace(view, augment="crop-flip")).items():
+            graph.feed_input(name, values)
+        graph.feed_input("images", samples)
+        graph.schedule_run()
+        graph.outputs()
 
-    return run
+    return make
+
+
+def copies(images: ImageSet, view: ViewConfig, threads: int) -> Form:
+    graph = _copies_pipeline(view, images.array is None, batch_size=IMAGES, **_pipeline(threads))
+
+    def make(chunk: Chunk) -> None:
+        graph.feed_input("images", _contents(chunk.indices, images))
+        for name, values in plan_inputs(chunk.plans, view).items():
+            each = values.reshape(IMAGES, view.views, *values.shape[1:])
+            for number in range(view.views):
+                graph.feed_input(f"{name}{number}", np.ascontiguousarray(each[:, number]))
+        graph.schedule_run()
+        graph.outputs()
+
+    return make
 
 
 FORMS = {"fused": fused, "wide": wide, "copies": copies, "stock": stock}
 
 
-def _decode_then(
-    make: Pipeline, images: ImageSet, config: TrainConfig, planned: TrainConfig, threads: int
-) -> Callable[[int], None]:
-    """planned: the policy whose plan the pipeline takes."""
-    decode = _decoder(images, config, threads)
-
-    def run(number: int) -> None:
-        indices = _indices(number, images)
-        samples: Any
-        if images.array is None:
-            samples = [image for image in decode(indices) for _ in range(config.view.views)]
-        else:
-            samples = np.repeat(_contents(indices, images), config.view.views, axis=0)
-        for name, values in _plan(indices, images, planned).items():
-            make.feed_input(name, values)
-        make.feed_input("images", samples)
-        make.schedule_run()
-        make.outputs()
-
-    return run
+def _pipeline(threads: int) -> dict[str, Any]:
+    return {"num_threads": threads, "device_id": None, "prefetch_queue_depth": 1}
 
 
-def _decoder(images: ImageSet, config: TrainConfig, threads: int) -> Callable[[np.ndarray], Any]:
-    """Places of images -> DALI's list of them."""
-    decoder = decode_pipeline("cpu", **_pipeline(IMAGES, threads))
+def _decoder(images: ImageSet, threads: int) -> Callable[[np.ndarray], Any]:
+    """Indices of images -> DALI's list of them."""
+    graph = decode_pipeline("cpu", batch_size=IMAGES, **_pipeline(threads))
 
     def decode(indices: np.ndarray) -> Any:
-        decoder.feed_input("encoded", _contents(indices, images))
-        decoder.schedule_run()
-        return decoder.outputs()[0]
+        graph.feed_input("encoded", _contents(indices, images))
+        graph.schedule_run()
+        return graph.outputs()[0]
 
     return decode
 
 
+def _contents(indices: np.ndarray, images: ImageSet) -> list | np.ndarray:
+    if images.array is not None:
+        padding = ((0, 0), (PAD, PAD), (PAD, PAD), (0, 0))
+        return np.pad(images.array[indices], padding, mode="reflect")
+    return [np.frombuffer(images.encoded(int(index)), np.uint8) for index in indices]
+
+
 @pipeline_def(enable_conditionals=True)
-def _copies_pipeline(config: TrainConfig, encoded: bool) -> DataNode:
+def _copies_pipeline(view: ViewConfig, encoded: bool) -> DataNode:
     if encoded:
         content = fn.external_source(name="images", dtype=types.UINT8, ndim=1)
         images = fn.decoders.image(content, jpeg_fancy_upsampling=True, adjust_orientation=False)
     else:
         images = fn.external_source(name="images", dtype=types.UINT8, ndim=3, layout="HWC")
     views = [
-        normalized_views(images, plan_sources(config.view, suffix=str(view)), config.view)
-        for view in range(config.view.views)
+        normalized_views(images, plan_sources(view, suffix=str(number)), view)
+        for number in range(view.views)
     ]
     return fn.stack(*views)
 
 
 @pipeline_def(enable_conditionals=True)
-def _stock_pipeline(config: TrainConfig) -> DataNode:
+def _stock_pipeline(view: ViewConfig) -> DataNode:
     images = fn.external_source(
         name="images", dtype=types.UINT8, ndim=3, layout="HWC", no_copy=True
     )
-    plan = plan_sources(config.replace(augment="crop-flip").view)
+    plan = plan_sources(replace(view, augment="crop-flip"))
     views = fn.slice(images, start=plan["start"], shape=plan["shape"], axes=[0, 1])
-    if config.view.crop == "resized":
-        size = [config.view.size, config.view.size]
+    if view.crop == "resized":
+        size = [view.size, view.size]
         views = fn.resize(
             views, size=size, interp_type=types.INTERP_CUBIC, antialias=False, dtype=types.FLOAT
         )
         views = fn.cast(math.floor(views), dtype=types.UINT8)
     views = fn.flip(views, horizontal=plan["mirror"])
     views = apply_rand_augment(
-        _nfnet_suite(config.view.size),
+        _nfnet_suite(view.size),
         views,
-        config.view.randaugment_layers,
-        int(config.view.randaugment_magnitude),
+        view.randaugment_layers,
+        int(view.randaugment_magnitude),
         num_magnitude_bins=11,
         fill_value=128,
         interp_type=types.INTERP_NN,
     )
-    mean, deviation = NORMALIZATION[config.view.normalize]
+    mean, deviation = NORMALIZATION[view.normalize]
     return fn.crop_mirror_normalize(
         views, mean=list(mean), std=list(deviation), dtype=types.FLOAT, output_layout="HWC"
     )
 
 
 def _nfnet_suite(size: int) -> list:
-    """NFNet's operations out of DALI's augmentations, as a user of DALI would write them."""
+    """NFNet's operations from DALI's augmentations, as a user of DALI would write them."""
     a = dali_augmentations
 
     @augmentation(mag_range=(0, 40 * size / 224))
@@ -259,44 +261,5 @@ def _nfnet_suite(size: int) -> list:
     ]
 
 
-# --- what all forms share ---
-
-
-def _pipeline(batch_size: int, threads: int) -> dict:
-    on_cpu = {"device_id": None, "prefetch_queue_depth": 1}
-    return {"batch_size": batch_size, "num_threads": threads, **on_cpu}
-
-
-def _indices(number: int, images: ImageSet) -> np.ndarray:
-    return np.arange(number * IMAGES, (number + 1) * IMAGES) % len(images)
-
-
-def _contents(indices: np.ndarray, images: ImageSet) -> list | np.ndarray:
-    if images.array is not None:
-        padding = ((0, 0), (4, 4), (4, 4), (0, 0))
-        return np.pad(images.array[indices], padding, mode="reflect")
-    return [np.frombuffer(images.encoded(int(index)), np.uint8) for index in indices]
-
-
-def _plan(indices: np.ndarray, images: ImageSet, config: TrainConfig) -> dict[str, np.ndarray]:
-    return plan_inputs(_plans(indices, images, config), config.view)
-
-
-def _plans(indices: np.ndarray, images: ImageSet, config: TrainConfig) -> ViewPlans:
-    assert images.manifest is not None
-    return draw_plans(
-        config.view, config.run.seed, 0, TRAIN_VIEWS, indices, images.manifest.sizes[indices]
-    )
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", default="", help="a folder of photographs; default: made here")
-    parser.add_argument("--views", type=int, nargs="+", default=[1, 8], help="numbers of views K")
-    parser.add_argument("--batches", type=int, default=7, help="batches measured of each form")
-    parser.add_argument("--threads", type=int, default=2, help="threads of each pipeline")
-    return parser.parse_args()
-
-
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

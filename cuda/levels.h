@@ -10,9 +10,10 @@ namespace fastaug {
 
 typedef unsigned char byte;
 
-// Of a level: sums of weights miss a whole level by 1e-5, and in another order by another 1e-5.
-// Without it, engines would differ by a level in flat regions. fastaug/views/reference.py has the same.
-constexpr float LEVEL_TIE = 0.003f;
+// Added to a pixel value before it is truncated. A weighted sum misses an integer by about 1e-5, in
+// another order by another 1e-5: without this, engines would differ by 1 in flat regions. The same as
+// in fastaug/views/reference.py.
+constexpr float ROUNDING_MARGIN = 0.003f;
 
 #ifdef __CUDACC__
 
@@ -24,7 +25,7 @@ FASTAUG_FUNCTION float take_levels(const byte* from, int, const int* place) {
 }
 // Cut to whole levels.
 FASTAUG_FUNCTION void store_levels(byte* to, int, float x) {
-  *to = (byte)fminf(fmaxf(x, 0.f) + LEVEL_TIE, 255.f);
+  *to = (byte)fminf(fmaxf(x, 0.f) + ROUNDING_MARGIN, 255.f);
 }
 // By tables of 256 levels for each of three channels, one after another.
 FASTAUG_FUNCTION void translate(byte* pixel, int, const byte* table) {
@@ -150,7 +151,7 @@ FASTAUG_FUNCTION floats take_levels(const byte* from, int there, const int* plac
 
 // Cut to whole levels.
 FASTAUG_FUNCTION void store_levels(byte* to, int there, floats x) {
-  x = maximum(x, floats{}) + LEVEL_TIE;
+  x = maximum(x, floats{}) + ROUNDING_MARGIN;
   x = x < 255.f ? x : floats{} + 255.f;
 #ifdef __AVX512F__
   const level_bytes stored = (level_bytes)_mm512_cvtepi32_epi8(_mm512_cvttps_epi32(x));

@@ -73,11 +73,12 @@ typedef void (*Work)(void*);
 template <class T>
 Work work_for(int average) {
   switch (average) {
-    case LOSSES: return images_of_a_thread<T, LOSSES>;
-    case PROBS: return images_of_a_thread<T, PROBS>;
-    case LOGITS: return images_of_a_thread<T, LOGITS>;
-    default: return images_of_a_thread<T, NONE>;
+#define CASE(name, AVERAGE, T) \
+  case AVERAGE: return images_of_a_thread<T, AVERAGE>;
+    FASTAUG_AVERAGES(CASE, T)
+#undef CASE
   }
+  return nullptr;
 }
 
 int chunk_width(int views, int classes) {

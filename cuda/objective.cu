@@ -28,11 +28,7 @@ FASTAUG_FUNCTION void image_of_a_block(const T* logits, long long image_stride,
     image_of_a_block<T, AVERAGE>(logits, image_stride, view_stride, targets, nll, kl, gradient,    \
                                  {views, classes, width}, {kl_weight, smoothing});                 \
   }
-#define KERNELS_OF(dtype, T)        \
-  KERNEL(losses, LOSSES, dtype, T) \
-  KERNEL(probs, PROBS, dtype, T)   \
-  KERNEL(logits, LOGITS, dtype, T) \
-  KERNEL(none, NONE, dtype, T)
+#define KERNELS_OF(dtype, T) FASTAUG_AVERAGES(KERNEL, dtype, T)
 
 // A training run needs one of them: --define-macro=KERNELS='KERNEL(...)' compiles in a tenth of the time.
 #ifndef KERNELS

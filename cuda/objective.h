@@ -24,10 +24,15 @@
 
 namespace fastaug {
 
-enum Average { LOSSES, PROBS, LOGITS, NONE };  // NONE: the regularizer alone, without targets
+// fastaug/kernels reads these codes by name, from `Average` in fastaug/kernels/config.py. NONE: only
+// the regularizer, without targets. X is applied to each, for the functions that are compiled.
+enum Average { LOSSES, PROBS, LOGITS, NONE };
+#define FASTAUG_AVERAGES(X, ...)                                                      \
+  X(losses, LOSSES, __VA_ARGS__) X(probs, PROBS, __VA_ARGS__)                          \
+  X(logits, LOGITS, __VA_ARGS__) X(none, NONE, __VA_ARGS__)
 
-// FLOOR stands in for -inf, so that differences stay numbers: a class at -inf in all views then has
-// p = r = 0 and takes no part. Values beyond LIMIT come of it, and were meant to be infinite.
+// FLOOR stands in for -inf, so that differences are finite: a class at -inf in all views then has
+// p = r = 0 and contributes nothing. Values beyond LIMIT come from it, and mean infinity.
 constexpr float FLOOR = -1e30f, LIMIT = 1e12f;
 
 struct Shape {

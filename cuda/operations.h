@@ -1,4 +1,4 @@
-// RandAugment's operations on a view of uint8 levels, as Pillow computes them, to the last level.
+// RandAugment's operations on a view of uint8 pixel values, bit for bit as Pillow computes them.
 #pragma once
 
 #include "block.h"
@@ -6,9 +6,10 @@
 
 namespace fastaug {
 
-constexpr byte FILL = 128;  // what lies outside
+constexpr byte FILL = 128;  // pixel value outside the view
 
-// As fastaug/views/packed_plan.py numbers them. Rotate, shear and translate are moves.
+// fastaug/views/packed_plan.py reads these codes by name. OPERATIONS in fastaug/views/randaugment.py
+// has the entry of each operation; rotate, shear and translate are all MOVE.
 enum Operation {
   NOTHING, AUTO_CONTRAST, EQUALIZE, INVERT, MOVE, POSTERIZE, SOLARIZE, SOLARIZE_ADD, COLOR,
   CONTRAST, BRIGHTNESS, SHARPNESS, CUTOUT
@@ -19,31 +20,31 @@ struct Layer {
   int operation, unused;
 };
 
-// Pillow's grey level, and its blend: towards zero, clipped. Pillow's weights times 16: of 16 bits
-// each, NVRTC would make an instruction that the tests' emulator does not know.
-FASTAUG_FUNCTION int grey(int red, int green, int blue) {
+// Pillow's gray value, and its blend: towards zero, clipped. Pillow's weights times 16: at 16 bits
+// each, NVRTC would emit an instruction that the tests' emulator does not support.
+FASTAUG_FUNCTION int gray(int red, int green, int blue) {
   return (313520 * red + 615520 * green + 119536 * blue + 0x80000) >> 20;
 }
-FASTAUG_FUNCTION byte blend(int from, int level, float factor) {
-  const float x = (float)from + factor * (float)(level - from);
+FASTAUG_FUNCTION byte blend(int from, int value, float factor) {
+  const float x = (float)from + factor * (float)(value - from);
   return x > 0 ? x < 255 ? (byte)(int)x : 255 : 0;
 }
 
-// Whether an operation needs room for another view beside the one that it works on.
-FASTAUG_FUNCTION bool needs_room(int operation) {
+// True if an operation cannot work in place, but writes to a second buffer; as in OPERATIONS.
+FASTAUG_FUNCTION bool needs_second_buffer(int operation) {
   return operation == MOVE || operation == SHARPNESS;
 }
 
 template <class Block>
 class Operations {
  public:
-  // here: [size, size, 3], the view; other: room for another one, if an operation needs it.
-  // counts: room for 3 x 256 numbers and after them as many bytes.
+  // here: [size, size, 3], the view; other: the second buffer, if an operation needs it.
+  // counts: 3 x 256 numbers, followed by as many bytes.
   FASTAUG_METHOD Operations(Block& block, int size, byte* here, byte* other, int* counts)
       : block(block), size(size), row(3 * size), here(here), other(other), counts(counts),
         table((byte*)(counts + 3 * 256)) {}
 
-  // Where the view is now: a move changes it.
+  // Where the view is now: an operation with a second buffer changes it.
   FASTAUG_METHOD const byte* view() const { return here; }
 
   // All threads see the view when it begins, and when it returns.
@@ -79,10 +80,10 @@ class Operations {
   byte* const table;
   static constexpr int SOME = Block::LANES > 1 ? 64 : 1;
 
-  template <class Level>
-  FASTAUG_METHOD void each(Level level) {
-    byte* const levels = here;
-    for (int i = block.thread; i < row * size; i += block.threads) levels[i] = level(levels[i]);
+  template <class Function>
+  FASTAUG_METHOD void each(Function function) {
+    byte* const values = here;
+    for (int i = block.thread; i < row * size; i += block.threads) values[i] = function(values[i]);
     block.sync();
   }
 
@@ -93,12 +94,12 @@ class Operations {
       work(here + 3 * i, SOME == 1 || size * size - i >= SOME ? SOME : size * size - i);
   }
 
-  // --- by a table of what each level becomes ---
+  // --- by a lookup table over the 256 pixel values ---
 
-  template <class Level>
-  FASTAUG_METHOD void through_table(Level level) {
+  template <class Function>
+  FASTAUG_METHOD void through_table(Function function) {
     for (int x = block.thread; x < 256; x += block.threads)
-      table[x] = table[256 + x] = table[512 + x] = level(x);
+      table[x] = table[256 + x] = table[512 + x] = function(x);
     block.sync();
     look_up();
   }
@@ -122,7 +123,7 @@ class Operations {
     look_up();
   }
 
-  // The lowest level of a channel becomes 0, the highest 255. Each thread counts only its own
+  // The lowest value of a channel becomes 0, the highest 255. Each thread counts only its own
   // lowest and highest.
   FASTAUG_METHOD void stretch() {
     clear_counts();
@@ -161,7 +162,7 @@ class Operations {
     }
   }
 
-  // All levels become about equally frequent.
+  // All values become about equally frequent.
   FASTAUG_METHOD void even_out() {
     clear_counts();
     for (int i = block.thread; i < size * size; i += block.threads)
@@ -190,7 +191,7 @@ class Operations {
     clear_counts();
     for (int i = block.thread; i < size * size; i += block.threads) {
       const byte* pixel = here + 3 * i;
-      block.add(counts + grey(pixel[0], pixel[1], pixel[2]), 1);
+      block.add(counts + gray(pixel[0], pixel[1], pixel[2]), 1);
     }
     block.sync();
     long long sum = 0;
@@ -206,7 +207,7 @@ class Operations {
   FASTAUG_METHOD void color(float factor) {
     each_some([=](byte* pixels, int there) {
       for (int i = 0; i < there; ++i, pixels += 3) {
-        const int without = grey(pixels[0], pixels[1], pixels[2]);
+        const int without = gray(pixels[0], pixels[1], pixels[2]);
         for (int c = 0; c < 3; ++c) pixels[c] = blend(without, pixels[c], factor);
       }
     });
@@ -246,7 +247,7 @@ class Operations {
       for (int i = (end > first ? end : first) + block.lane; i < row; i += block.lanes)
         to[i] = from[i];
     }
-    turn_over();
+    swap_buffers();
   }
 
   // Pixel (x, y) comes from the one at floor(a x + b y + c), floor(d x + e y + f).
@@ -272,7 +273,7 @@ class Operations {
         move_pixels(other + y * row + 3 * x, here, from, there, FILL);
       }
     }
-    turn_over();
+    swap_buffers();
   }
 
   // From row v, by so many pixels; both may be anything.
@@ -286,7 +287,7 @@ class Operations {
     for (int i = end + block.lane; i < row; i += block.lanes) to[i] = FILL;
   }
 
-  FASTAUG_METHOD void turn_over() {
+  FASTAUG_METHOD void swap_buffers() {
     byte* const made = other;
     other = here;
     here = made;

@@ -75,7 +75,7 @@ struct Room {
     first = form.layers ? levels : 0;
     second = 0;
     for (int i = 0; i < form.layers; ++i)
-      if (needs_room(layers[i].operation)) second = levels;
+      if (needs_second_buffer(layers[i].operation)) second = levels;
     const bool is_copied = !is_inside(view) && !is_folded(view, form);
     box = is_copied ? 3LL * view.box_height * view.box_width : 0;
   }

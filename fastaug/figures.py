@@ -4,93 +4,94 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
+from typing import Annotated
 
 from rich.console import Console
+from tyro.conf import arg
 
 from fastaug import cli
-from fastaug.errors import ConfigError, printable
-from fastaug.experiments.figure_style import render
-from fastaug.experiments.gallery import FIGURES, Drawn, draw
-from fastaug.experiments.results import Results, find_results
-from fastaug.experiments.selection import Selected, select_families
-from fastaug.experiments.show_config import FiguresConfig
-from fastaug.experiments.tables import Table, paper_tables
+from fastaug.errors import ConfigError, printable, suggest
+from fastaug.experiments.paper_figures import FIGURES, draw_figures
+from fastaug.experiments.plotting import Drawn
+from fastaug.experiments.results import find_results
+from fastaug.experiments.selection import RunsFlag, Selected, SelectOnFlag, select_families
+from fastaug.experiments.tables import TABLES, Table, paper_tables
 from fastaug.runtime.atomic import atomic_write
+from fastaug.settings import Settings
 
-_FIRST = 3
-"""Names in a line, at most."""
+_ONLY = f"Figures: {', '.join(FIGURES)}; tables: {', '.join(TABLES)}; default: all."
+
+
+@dataclass(frozen=True)
+class FiguresConfig(Settings):
+    """Draw the paper's figures and write its tables, from finished runs."""
+
+    runs: RunsFlag
+    out: str = ""
+    """Folder to write to; default: figures/ in the first of RUNS."""
+    select_on: SelectOnFlag = "auto"
+    only: Annotated[tuple[str, ...], arg(metavar="NAME", help=_ONLY)] = ()
+    debug: bool = False
+    """Show the traceback of an error."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.runs:
+            raise ConfigError("no RUNS given; give run folders, or folders that hold some")
+        for name in self.only:
+            if name not in (names := (*FIGURES, *TABLES)):
+                raise ConfigError(f"--only {name}: no such figure or table; {suggest(name, names)}")
 
 
 def main(args: Sequence[str]) -> int:
     config = cli.parse(FiguresConfig, args, prog="python -m fastaug.figures")
     results = find_results(config.runs)
     selected = select_families(results, config.select_on)
-    _say_what_was_found(config, results)
+    if not selected:
+        where = ", ".join(config.runs)
+        print(printable(f"{where}: no finished run found; only the toy example is drawn"))
+    if count := len(results.unfinished):
+        left_out = _first([f"{one.folder} ({one.reason})" for one in results.unfinished])
+        print(printable(f"{count} run{'s' * (count > 1)} left out: {left_out}"))
     out = Path(config.out or Path(config.runs[0]) / "figures").expanduser()
     try:
         out.mkdir(parents=True, exist_ok=True)
-        written = _write(out, selected, config.only)
+        files = make_files(selected, config.only or (*FIGURES, *TABLES))
+        for name, content in files.items():
+            with atomic_write(out / name) as temporary:
+                temporary.write_bytes(content)
     except OSError as error:
         raise ConfigError(f"--out {out}: cannot be written ({error.strerror or error})") from error
-    print("\n".join(printable(str(file)) for file in written) or "nothing was written")
+    print("\n".join(printable(str(out / name)) for name in files) or "nothing was written")
     return 0
 
 
-def _write(out: Path, selected: Sequence[Selected], only: Sequence[str]) -> list[Path]:
-    """The files, in the order of the page that shows them all."""
+def make_files(selected: Sequence[Selected], wanted: Sequence[str]) -> dict[str, bytes]:
+    """Contents by file name; figures.md shows all of them."""
     files: dict[str, bytes] = {}
-    page: list[str] = []
-    notes: defaultdict[str, list[str]] = defaultdict(list)
-    kinds = [name for name in FIGURES if not only or name in only]
+    page, notes = [], defaultdict(list)
+    tables = (table for table in paper_tables(selected) if table.name in wanted)
+    everything: Iterator[Drawn | Table] = chain(draw_figures(selected, wanted), tables)
     with Console(stderr=True).status("drawing") as status:
-        for drawn in draw(selected, kinds) if kinds else ():
-            status.update(printable(f"drawn: {drawn.name}"))
-            for note in drawn.notes:
-                notes[note if drawn.figure else f"not drawn: {note}"].append(drawn.name)
-            if drawn.figure is not None:
-                files[f"{drawn.name}.png"] = render(drawn.figure, "png")
-                files[f"{drawn.name}.svg"] = render(drawn.figure, "svg")
-                page.append(_section(drawn))
-    for table in _tables(selected, only):
-        for note in table.notes:
-            notes[note].append(table.name)
-        files[f"{table.name}.md"] = table.markdown().encode()
-        files[f"{table.name}.tex"] = table.latex().encode()
-        page.append(table.markdown())
+        for made in everything:
+            status.update(printable(f"drawn: {made.name}"))
+            found = made.files()
+            for note in made.notes:
+                notes[note if found else f"not drawn: {note}"].append(made.name)
+            files |= found
+            page += [made.markdown()] if found else []
     for note, names in notes.items():
-        print(printable(f"{_few(names)}: {note}"))
-    if page:
-        files["figures.md"] = "\n".join(page).encode()
-    for name, content in files.items():
-        with atomic_write(out / name) as temporary:
-            temporary.write_bytes(content)
-    return [out / name for name in files]
+        print(printable(f"{_first(names)}: {note}"))
+    return {**files, "figures.md": "\n".join(page).encode()} if page else files
 
 
-def _tables(selected: Sequence[Selected], only: Sequence[str]) -> list[Table]:
-    return [table for table in paper_tables(selected) if not only or table.name in only]
-
-
-def _section(drawn: Drawn) -> str:
-    notes = "".join(f"\n- {note}" for note in drawn.notes)
-    text = f"### {drawn.title}\n\n![]({drawn.name}.png)\n\n{drawn.caption}\n"
-    return "\n".join(map(printable, f"{text}{notes}".split("\n"))) + "\n"
-
-
-def _say_what_was_found(config: FiguresConfig, results: Results) -> None:
-    if not results.families:
-        where = ", ".join(config.runs)
-        print(printable(f"{where}: no finished run in it; the toy example is all that is drawn"))
-    if count := len(results.unfinished):
-        left_out = [f"{one.folder} ({one.reason})" for one in results.unfinished]
-        print(printable(f"{count} run{'s' * (count > 1)} left out: {_few(left_out)}"))
-
-
-def _few(names: Sequence[str]) -> str:
-    more = [f"and {len(names) - _FIRST} more"] if len(names) > _FIRST else []
-    return ", ".join([*names[:_FIRST], *more])
+def _first(names: Sequence[str], count: int = 3) -> str:
+    more = [f"and {len(names) - count} more"] if len(names) > count else []
+    return ", ".join([*names[:count], *more])
 
 
 if __name__ == "__main__":

@@ -11,9 +11,9 @@ from typing import Annotated, get_args
 from tyro.conf import arg
 
 from fastaug import cli
-from fastaug.data.image_set import ImageSet
-from fastaug.data.scan import check_share, scan_set
-from fastaug.data.sources import Split, open_split_or_flat
+from fastaug.data.image_set import ImageSet, Split
+from fastaug.data.scan import check_max_bad, scan_set
+from fastaug.data.sources import open_split_or_flat
 from fastaug.diagnostics.scan_report import describe_scan, show_scan
 from fastaug.errors import ConfigError, DataError
 from fastaug.runtime.atomic import write_json
@@ -59,7 +59,7 @@ def main(args: Sequence[str]) -> int:
         result = {"data": options.data, "full": options.full}
         write_json(out, result | {"sets": [describe_scan(*pair) for pair in scanned]})
     for images, found in scanned:
-        check_share(images, found, options.max_bad)
+        check_max_bad(images, found.manifest, options.max_bad)
     return 0
 
 

@@ -1,7 +1,7 @@
 """Views by DALI's operators: --views-engine dali.
 
-Every sample of the view pipeline is one view, so the graph does not grow with K, and samples of the
-same image share its memory. One pipeline with K copies of the graph is slower:
+Each sample of the view pipeline is one view, so the graph does not grow with K, and the samples of
+an image share its memory. One pipeline with K copies of the graph is slower:
 benchmarks/view_pipelines.py.
 """
 
@@ -19,19 +19,19 @@ from torch import Tensor
 from fastaug.data.image_set import ImageSet
 from fastaug.pipelines.decoder import Chunk
 from fastaug.pipelines.randaugment import encode, randaugment
-from fastaug.runtime.trace import named
+from fastaug.runtime.trace import trace_range
 from fastaug.views.batch import VIEW_DTYPES
 from fastaug.views.config import ViewConfig
 from fastaug.views.philox import TRAIN_VIEWS
 from fastaug.views.plan import PAD, ViewPlans, draw_plans
-from fastaug.views.reference import LEVEL_TIE, NORMALIZATION
+from fastaug.views.reference import NORMALIZATION, ROUNDING_MARGIN
 
 
 class OperatorViews:
-    """The view pipeline. Its threads do the work; the caller feeds it and waits."""
+    """The view pipeline, which the caller feeds and waits for."""
 
     padded = True
-    """For --crop pad, images come reflected at their edges."""
+    """For --crop pad, images must come with their edges reflected."""
 
     def __init__(
         self,
@@ -43,8 +43,8 @@ class OperatorViews:
     ) -> None:
         self._images, self._config, self._device = images, config, device
         decoded_on = "cpu" if images.array is not None else pipeline["device"]
-        # DALI's own augmentations call operators by names that DALI has deprecated, and it turns
-        # filters of warnings off: record keeps them from being printed.
+        # DALI's own augmentations use deprecated names of operators, and DALI resets the warning
+        # filters: recording keeps the warnings from being printed.
         with warnings.catch_warnings(record=True):
             self._viewer = view_pipeline(
                 config, decoded_on=decoded_on, batch_size=per_batch * config.views, **pipeline
@@ -52,13 +52,13 @@ class OperatorViews:
         self._warm_up(decoded_on, pipeline["prefetch_queue_depth"])
 
     def start(self, work: tuple[Chunk, Any]) -> tuple[Chunk, Any]:
-        """The images: B decoded ones, of DALI; or None for those in memory."""
+        """work: a chunk with its B images decoded by DALI, or None for images in memory."""
         batch, images = work
         if images is None:
             images = self._from_memory(batch.indices)
         samples = self._feed(batch.plans, images)
         self._viewer.schedule_run()
-        return batch, samples  # which must live until the views are made
+        return batch, samples  # must stay alive until the views are made
 
     def finish(self, started: tuple[Chunk, Any]) -> tuple[Chunk, Tensor]:
         batch, _ = started
@@ -74,7 +74,7 @@ class OperatorViews:
     def _from_memory(self, indices: np.ndarray) -> np.ndarray:
         """[B, H, W, 3] uint8, reflected at the edges for --crop pad."""
         assert self._images.array is not None
-        with named("decode"):
+        with trace_range("decode"):
             return self._reflected(self._images.array[indices])
 
     def _reflected(self, images: np.ndarray) -> np.ndarray:
@@ -83,7 +83,7 @@ class OperatorViews:
         return np.pad(images, ((0, 0), (PAD, PAD), (PAD, PAD), (0, 0)), mode="reflect")
 
     def _feed(self, plans: ViewPlans, images: Any) -> Any:
-        """images: B decoded ones, of DALI or in an array -> the B*K samples that were fed."""
+        """images: B decoded by DALI, or an array -> the B*K samples that were fed."""
         views = self._config.views
         for name, values in plan_inputs(plans, self._config).items():
             self._viewer.feed_input(name, values)
@@ -96,7 +96,7 @@ class OperatorViews:
         return samples
 
     def _warm_up(self, decoded_on: str, depth: int) -> None:
-        """As the decoder's: the first schedule starts as many runs as the queue is deep."""
+        """As in the decoder: the first schedule_run starts as many runs as the queue is deep."""
         size = self._config.size
         blank: Any = self._reflected(np.zeros((1, size, size, 3), np.uint8))
         if decoded_on == "gpu":
@@ -109,7 +109,7 @@ class OperatorViews:
             self._viewer.outputs()
 
 
-# DALI has no operator that makes bf16: the loader does.
+# DALI has no operator that makes bf16: finish() casts.
 _DTYPES = {"fp32": types.FLOAT, "fp16": types.FLOAT16, "bf16": types.FLOAT}
 _INTERPOLATION = {"bicubic": types.INTERP_CUBIC, "bilinear": types.INTERP_LINEAR}
 
@@ -123,7 +123,7 @@ def view_pipeline(config: ViewConfig, device: str, decoded_on: str) -> DataNode:
         dtype=types.UINT8,
         ndim=3,
         layout="HWC",
-        # The loader keeps what lies on the host until the views are made.
+        # The loader keeps images in host memory alive until the views are made.
         no_copy=decoded_on == "cpu",
     )
     images = images.gpu() if device == "gpu" and decoded_on == "cpu" else images
@@ -131,7 +131,7 @@ def view_pipeline(config: ViewConfig, device: str, decoded_on: str) -> DataNode:
 
 
 def plan_sources(config: ViewConfig, suffix: str = "") -> dict[str, DataNode]:
-    """The inputs that plan_inputs fills, by name without the suffix. They stay on the host."""
+    """The inputs that plan_inputs fills, by name without the suffix, in host memory."""
     kinds = {"start": (types.INT32, 1), "shape": (types.INT32, 1), "mirror": (types.INT32, 0)}
     if config.augment == "randaugment":
         kinds |= {"choices": (types.INT32, 1), "numbers": (types.FLOAT, 2)}
@@ -142,9 +142,9 @@ def plan_sources(config: ViewConfig, suffix: str = "") -> dict[str, DataNode]:
 
 
 def plan_inputs(plans: ViewPlans, config: ViewConfig) -> dict[str, np.ndarray]:
-    """What plan_sources take; each [B*K, ...]."""
+    """Inputs of plan_sources; each [B*K, ...]."""
     boxes = plans.boxes.reshape(-1, 4)
-    margin = PAD if config.crop == "pad" else 0  # the images come with it
+    margin = PAD if config.crop == "pad" else 0  # of the images
     inputs = {
         "start": boxes[:, :2] + np.int32(margin),
         "shape": np.ascontiguousarray(boxes[:, 2:]),
@@ -156,7 +156,7 @@ def plan_inputs(plans: ViewPlans, config: ViewConfig) -> dict[str, np.ndarray]:
 
 
 def normalized_views(images: DataNode, plan: dict[str, DataNode], config: ViewConfig) -> DataNode:
-    """Crop, resize, flip, RandAugment, normalize and cast, where the images are."""
+    """Crop, resize, flip, RandAugment, normalize and cast, on the device of the images."""
     views = fn.slice(images, start=plan["start"], shape=plan["shape"], axes=[0, 1])
     if config.crop == "resized":
         views = fn.resize(
@@ -169,7 +169,7 @@ def normalized_views(images: DataNode, plan: dict[str, DataNode], config: ViewCo
     mirror = plan["mirror"]
     if config.augment == "randaugment":
         # Towards zero and clipped, as TensorFlow casts.
-        views = fn.cast(math.floor(views + LEVEL_TIE), dtype=types.UINT8)
+        views = fn.cast(math.floor(views + ROUNDING_MARGIN), dtype=types.UINT8)
         views = fn.flip(views, horizontal=mirror)
         views = randaugment(views, plan["choices"], plan["numbers"], config)
         mirror = 0

@@ -1,4 +1,4 @@
-"""Read and decode: B images at a time, some batches ahead, in threads of their own."""
+"""Reading and decoding: batches of B images, prefetched by their own threads."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from nvidia.dali.data_node import DataNode
 
 from fastaug.data.config import DataConfig
 from fastaug.data.image_set import ImageSet, decode
-from fastaug.data.retry import RetryError, attempt, check_size, read_with_retries
+from fastaug.data.retry import RetryError, check_size, read_with_retries, try_read
 from fastaug.data.sampler import BatchKey
 from fastaug.errors import DataError, first_line
 from fastaug.pipelines.prefetch import prefetch
 from fastaug.views.plan import PAD, ViewPlans
 
 READERS = 8
-"""Threads that read files: they wait for the storage, not for a core."""
+"""Threads that read files; they wait for the storage, not for a core."""
 REBUILDS = 3
-"""How often in a row DALI may stop at a batch whose images it decodes when asked for each."""
+"""How often in a row DALI may fail at a batch whose images it decodes one by one."""
 
 
 class Chunk(NamedTuple):
-    """Batches that are made by one call: one, or several small ones of images in memory."""
+    """Batches that one call makes: one, or several small ones of images in memory."""
 
     keys: list[BatchKey]
     indices: np.ndarray
-    """The images of all keys, one after another."""
+    """The images of all keys, concatenated."""
     plans: ViewPlans
 
 
 class Decoder:
-    """The readers and DALI's decoding pipeline.
+    """Threads that read, and DALI's decoding pipeline.
 
-    padded_size: side of images that come reflected at their edges, for --crop pad by DALI's
-    operators; None: images come as they are.
+    padded_size: side of the images, which get reflected borders for --crop pad by DALI's operators;
+    None: no borders.
     """
 
     def __init__(
@@ -63,29 +63,31 @@ class Decoder:
         self._warm_up(pipeline["prefetch_queue_depth"])
 
     def run(self, chunks: Iterable[Chunk]) -> Iterator[tuple[Chunk, Any]]:
-        """Each chunk with its images, a TensorList of DALI."""
+        """Each chunk with its images, a DALI TensorList."""
         depth = self._depth
-        read = prefetch("read", chunks, depth, self._start_reading, self._read, self._leave_unread)
-        return prefetch("decode", read, depth, self._start_decoding, self._decoded, self._leave)
+        read = prefetch(
+            "read", chunks, depth, self._start_reading, self._read, self._cancel_reading
+        )
+        return prefetch("decode", read, depth, self._start_decoding, self._decoded, self._discard)
 
     # --- reading ---
 
-    def _start_reading(self, batch: Chunk) -> tuple[Chunk, dict[int, Future]]:
-        submit, indices = self._readers.submit, map(int, batch.indices)
-        return batch, {index: submit(attempt, self._content, index) for index in indices}
+    def _start_reading(self, chunk: Chunk) -> tuple[Chunk, dict[int, Future]]:
+        submit, indices = self._readers.submit, map(int, chunk.indices)
+        return chunk, {index: submit(try_read, self._content, index) for index in indices}
 
     def _read(self, started: tuple[Chunk, dict[int, Future]]) -> tuple[Chunk, list[np.ndarray]]:
-        batch, contents = started
+        chunk, contents = started
         first = {index: content.result() for index, content in contents.items()}
         found = read_with_retries(self._images, first, self._content)
-        return batch, [found[index] for index in map(int, batch.indices)]
+        return chunk, [found[index] for index in map(int, chunk.indices)]
 
-    def _leave_unread(self, started: tuple[Chunk, dict[int, Future]]) -> None:
+    def _cancel_reading(self, started: tuple[Chunk, dict[int, Future]]) -> None:
         for content in started[1].values():
             content.cancel()
 
     def _content(self, index: int) -> np.ndarray:
-        """[bytes] uint8: the image as it is stored, or as a PPM where DALI would differ."""
+        """[bytes] uint8: the stored image, or a PPM if DALI would decode it differently."""
         assert self._images.manifest is not None
         content = self._images.encoded(index)
         if not self._images.manifest.plain[index]:
@@ -95,42 +97,42 @@ class Decoder:
     # --- decoding ---
 
     def _start_decoding(self, read: tuple[Chunk, list[np.ndarray]]) -> Chunk:
-        batch, contents = read
+        chunk, contents = read
         try:
             self._decoder.feed_input("encoded", contents)
             self._decoder.schedule_run()
-        except RuntimeError as error:  # at an image of a batch before it, which is found there
-            raise _stopped(error) from error
-        return batch
+        except RuntimeError as error:  # caused by an earlier batch, where the image is found
+            raise _retry_error(error) from error
+        return chunk
 
-    def _decoded(self, batch: Chunk) -> tuple[Chunk, Any]:
+    def _decoded(self, chunk: Chunk) -> tuple[Chunk, Any]:
         try:
             (decoded,) = self._decoder.outputs(cuda_stream=self._stream())
         except RuntimeError as error:
-            self._find_culprits(batch.indices)
-            raise _stopped(error) from error
-        self._check_sizes(batch.indices, decoded.shape())
-        return batch, decoded
+            self._raise_bad_images(chunk.indices)
+            raise _retry_error(error) from error
+        self._check_sizes(chunk.indices, decoded.shape())
+        return chunk, decoded
 
-    def _leave(self, _batch: Chunk) -> None:
-        """A pipeline must hand out what it was told to make."""
+    def _discard(self, _chunk: Chunk) -> None:
+        """Take the output of a scheduled run, or the pipeline would return it later."""
         self._decoder.outputs(cuda_stream=self._stream())
 
     def _stream(self) -> torch.cuda.Stream | None:
-        """What waits for the images on a GPU; without one, this thread would."""
+        """The GPU stream that waits for the images, so that this thread does not."""
         return None if self._gpu is None else torch.cuda.current_stream(self._gpu)
 
-    def _find_culprits(self, indices: np.ndarray) -> None:
-        """Raise BadImagesError for the images that DALI cannot decode, which it does not name.
+    def _raise_bad_images(self, indices: np.ndarray) -> None:
+        """Raise BadImagesError if there are images that DALI cannot decode: it does not name them.
 
-        They are read again: an image may have been truncated just then.
+        They are read again, since an image may have been truncated only for a moment.
         """
-        first = {index: attempt(self._decode_alone, index) for index in map(int, indices)}
-        read_with_retries(self._images, first, self._decode_alone)
+        first = {index: try_read(self._decode_one, index) for index in map(int, indices)}
+        read_with_retries(self._images, first, self._decode_one)
 
-    def _decode_alone(self, index: int) -> None:
-        """By the decoder alone: no other failure of the pipeline is an image's fault."""
-        alone = decode_pipeline(
+    def _decode_one(self, index: int) -> None:
+        """Decode one image in a pipeline with only a decoder, which fails only for bad images."""
+        pipeline = decode_pipeline(
             "cpu",
             batch_size=1,
             num_threads=1,
@@ -138,9 +140,9 @@ class Decoder:
             prefetch_queue_depth=1,
         )
         try:
-            alone.feed_input("encoded", [self._content(index)])
-            alone.schedule_run()
-            (decoded,) = alone.outputs()
+            pipeline.feed_input("encoded", [self._content(index)])
+            pipeline.schedule_run()
+            (decoded,) = pipeline.outputs()
         except RuntimeError as error:
             raise DataError(f"{self._images.where(index)}: DALI cannot decode it") from error
         check_size(self._images, index, decoded.shape()[0][:2])
@@ -150,13 +152,13 @@ class Decoder:
         expected = self._images.manifest.sizes[indices] + self._margin
         changed = (np.array([shape[:2] for shape in shapes]) != expected).any(axis=1)
         if changed.any():
-            self._find_culprits(indices)
-            raise RetryError("an image was of another size for a moment", times=REBUILDS)
+            self._raise_bad_images(indices)
+            raise RetryError("an image was of another size for a moment", max_retries=REBUILDS)
 
     def _warm_up(self, depth: int) -> None:
-        """When first scheduled, a pipeline starts as many runs as its queue is deep.
+        """The first schedule_run() starts as many runs as the queue is deep, later calls one each.
 
-        They are spent on a blank image here, so that from now on each schedule is one run.
+        Spend the first call on blank images.
         """
         size = self._blank_side
         blank = np.frombuffer(_ppm(np.zeros((size, size, 3), np.uint8)), np.uint8)
@@ -167,12 +169,12 @@ class Decoder:
             self._decoder.outputs()
 
 
-def _stopped(error: RuntimeError) -> RetryError:
-    return RetryError(f"DALI stopped while decoding: {first_line(error)}", times=REBUILDS)
+def _retry_error(error: RuntimeError) -> RetryError:
+    return RetryError(f"DALI stopped while decoding: {first_line(error)}", max_retries=REBUILDS)
 
 
 def _ppm(image: np.ndarray) -> bytes:
-    """[H, W, 3] uint8 as a file that every decoder reads without loss."""
+    """[H, W, 3] uint8 as a PPM file, which every decoder reads losslessly."""
     height, width, _ = image.shape
     return b"P6 %d %d 255\n" % (width, height) + np.ascontiguousarray(image).tobytes()
 
@@ -183,8 +185,8 @@ def decode_pipeline(
 ) -> DataNode:
     """Input "encoded": [bytes] uint8 -> [H, W, 3] uint8.
 
-    decode_memory: MiB that the decoder reserves. padded_size: side of the images, which come
-    reflected at their edges; None: they come as they are.
+    decode_memory: MiB that the decoder reserves. padded_size: side of the images, which get
+    reflected borders; None: no borders.
     """
     encoded = fn.external_source(name="encoded", device="cpu", dtype=types.UINT8, ndim=1)
     memory: dict[str, Any] = {}
@@ -197,8 +199,8 @@ def decode_pipeline(
         encoded,
         device="mixed" if device == "gpu" else "cpu",
         output_type=types.RGB,
-        # As Pillow, torchvision and TensorFlow decode. The first is for a GPU: there DALI would
-        # enlarge the colors of a JPEG in a simpler way than on a CPU.
+        # As in Pillow, torchvision and TensorFlow. On a GPU, DALI's default upsamples the colors of
+        # a JPEG in a simpler way than on a CPU.
         jpeg_fancy_upsampling=True,
         adjust_orientation=False,
         **memory,
@@ -207,9 +209,9 @@ def decode_pipeline(
 
 
 def reflect(images: DataNode, size: int) -> DataNode:
-    """[size, size, 3] -> PAD pixels more on each side, mirrored without the edge itself.
+    """[size, size, 3] -> the same with PAD more pixels on each side, mirrored without the edge.
 
-    Once for an image, not for each view: DALI's own padding is with a constant.
+    DALI's own padding has a constant color.
     """
     for axis in (0, 1):
         sides = [

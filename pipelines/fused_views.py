@@ -1,4 +1,4 @@
-"""Views by the fused kernel: --views-engine fused."""
+"""Views made by the fused kernel (--views-engine fused)."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from fastaug.views.render_spec import RenderSpec
 
 
 class FusedViews:
-    """Starts views of one batch while the training works on another one."""
+    """Starts the views of one batch while the trainer works on another."""
 
     padded = False
-    """The kernel reflects images itself."""
+    """Whether images need reflected borders; the kernel reflects on its own."""
 
     def __init__(
         self,
@@ -32,23 +32,23 @@ class FusedViews:
     ) -> None:
         self._engine, self._spec, self._threads = engine, RenderSpec.of(config), threads
         self._array: Tensor | None = None
-        if images.array is not None:  # lives where the views are made
+        if images.array is not None:  # kept on the device that makes the views
             self._array = torch.from_numpy(np.ascontiguousarray(images.array)).to(device)
             self._array_size = np.array(self._array.shape[1:3], np.int32)
 
     def start(self, work: tuple[Chunk, Any]) -> tuple[Chunk, StartedViews]:
-        """The images: B decoded ones, of DALI; or None for those in memory."""
-        batch, images = work
-        pictures = self._in_memory(batch.indices) if images is None else _decoded(images)
+        """work: a chunk, and its decoded images (a DALI TensorList) or None for those in memory."""
+        chunk, images = work
+        pictures = self._in_memory(chunk.indices) if images is None else _decoded(images)
         kept = self._array if images is None else images
         started = self._engine.start(
-            pictures, batch.plans, self._spec, threads=self._threads, kept=kept
+            pictures, chunk.plans, self._spec, threads=self._threads, kept=kept
         )
-        return batch, started
+        return chunk, started
 
     def finish(self, started: tuple[Chunk, StartedViews]) -> tuple[Chunk, Tensor]:
-        batch, views = started
-        return batch, views.finish()
+        chunk, views = started
+        return chunk, views.finish()
 
     def _in_memory(self, indices: np.ndarray) -> Pictures:
         assert self._array is not None
@@ -62,7 +62,7 @@ class FusedViews:
 
 
 def _decoded(images: Any) -> Pictures:
-    """Of DALI's TensorList: dense images, wherever it has put each of them."""
+    """The dense images of a DALI TensorList, each at its own address."""
     sizes = np.array([shape[:2] for shape in images.shape()], np.int32)
     pointers = np.array([image.data_ptr() for image in images], np.uint64)
     return Pictures(pointers, 3 * sizes[:, 1].astype(np.int64), sizes)

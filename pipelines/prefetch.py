@@ -1,4 +1,4 @@
-"""Working some items ahead of the one that is handed out."""
+"""Prefetching: work on the next items starts before the current one is returned."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import TypeVar
 
 from fastaug.errors import DataError
-from fastaug.runtime.trace import named
+from fastaug.runtime.trace import trace_range
 
 Item = TypeVar("Item")
 Started = TypeVar("Started")
@@ -23,41 +23,40 @@ def prefetch(
     finish: Callable[[Started], Done],
     drop: Callable[[Started], object] | None = None,
 ) -> Iterator[Done]:
-    """Each item started and finished, in order, with `depth` others started behind it.
+    """Start and finish each item, in order, with `depth` later ones already started.
 
-    An error of one item is raised after all items before it were handed out. Those behind it, and
-    those of a pass that is broken off, are dropped: finished for nothing, unless there is a
-    quicker way. The name is of the ranges in a profile: what this thread does to start items, and
-    its wait for them.
+    An error is raised after all items before it were returned. Items after it, and those of an
+    aborted iteration, are dropped: by `drop`, or else by finishing them.
+    name: of the profiler's range around starting an item and waiting for it.
     """
 
     def finished() -> Done:
-        with named(name):
+        with trace_range(name):
             return finish(pending.popleft())
 
     pending: deque[Started] = deque()
-    later: DataError | None = None
+    failure: DataError | None = None
     source = iter(items)
     try:
-        while later is None:
+        while failure is None:
             try:
                 item = next(source)
-                with named(name):
+                with trace_range(name):
                     pending.append(start(item))
             except StopIteration:
                 break
             except DataError as error:
-                later = error
+                failure = error
             if len(pending) > depth:
                 yield finished()
         while pending:
             yield finished()
-    finally:  # broken off: a pipeline must hand out what it was told to make
+    finally:  # aborted: a DALI pipeline must return what was scheduled
         while pending:
             with suppress(Exception):
                 (drop or finish)(pending.popleft())
-    if later is not None:
+    if failure is not None:
         try:
-            raise later
-        finally:  # else the error and this frame hold each other, and DALI's pipelines, in memory
-            later = None
+            raise failure
+        finally:  # breaks the cycle of the error and this frame, which would keep DALI's pipelines
+            failure = None

@@ -1,8 +1,8 @@
-"""RandAugment as a DALI graph: each layer applies to every view the operation that its plan says.
+"""RandAugment as a DALI graph: each layer applies to every view the operation of its plan.
 
-The choice is made in the plan (fastaug/views/randaugment.py), not here, so the graph has nothing
-random in it. NFNet's 16 operations fall into twelve families that share DALI operators: equal to
-Pillow where DALI's own are a level or half a pixel off, and faster (CONTRIBUTING.md has figures).
+Operations are chosen in the plan (fastaug/views/randaugment.py), so the graph has nothing random in
+it. NFNet's 16 operations fall into twelve families that share DALI operators: equal to Pillow where
+DALI's own are off by 1 of 255 or by half a pixel, and faster (CONTRIBUTING.md has figures).
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from nvidia.dali.auto_aug.core import select, signed_bin
 from nvidia.dali.auto_aug.rand_augment import get_rand_augment_suite
 from nvidia.dali.data_node import DataNode
 
+from fastaug.errors import KernelUnavailableError
 from fastaug.views.config import ViewConfig
 from fastaug.views.plan import ViewPlans
-from fastaug.views.randaugment import DALI_NAMES, MOVES, NAMES, REFERENCE_SIZE, affine
+from fastaug.views.randaugment import DALI_NAMES, OPERATIONS, REFERENCE_SIZE, is_unchanged
 
 FILL = 128
-_FACTORS = ("color", "contrast", "brightness", "sharpness")
 NUMBERS = 6
-"""Numbers that a layer of a view takes at the most: a matrix."""
+"""The most numbers that a layer of a view takes: a matrix."""
 DALI_BINS = 31
 """Magnitudes of DALI's own policy: 0 to 30."""
 
@@ -29,6 +29,10 @@ def randaugment(
     views: DataNode, choices: DataNode, numbers: DataNode, config: ViewConfig
 ) -> DataNode:
     """views: [S, S, 3] uint8, choices: [N] int32, numbers: [N, NUMBERS] float, as from encode."""
+    if missing := [spec.name for spec in OPERATIONS if spec.dali not in _FAMILIES]:
+        raise KernelUnavailableError(
+            f"--views-engine dali cannot compute {', '.join(missing)}; use --views-engine fused"
+        )
     for layer in range(config.randaugment_layers):
         choice, own = choices[layer], numbers[layer]
         if config.randaugment_policy == "nfnet":
@@ -39,41 +43,41 @@ def randaugment(
 
 
 def encode(plans: ViewPlans, config: ViewConfig) -> tuple[np.ndarray, np.ndarray]:
-    """The plans' operations, as the graph takes them: [B*K, N] int32, [B*K, N, NUMBERS] float32."""
+    """Inputs of the graph for these plans: [B*K, N] int32, [B*K, N, NUMBERS] float32."""
     operations = plans.operations.reshape(-1, config.randaugment_layers)
     arguments = plans.arguments.reshape(*operations.shape, 4)
     numbers = np.zeros((*operations.shape, NUMBERS), np.float32)
-    numbers[..., :4] = arguments
     if config.randaugment_policy == "dali":
+        numbers[..., :4] = arguments
         return operations, numbers
+    families = list(_FAMILIES)
     choices = np.zeros_like(operations)
-    for place, name in enumerate(NAMES):
+    for place, spec in enumerate(OPERATIONS):
         chosen = operations == place
-        values = arguments[chosen]
-        family, rows = _encode_one(name, values, config.size)
-        choices[chosen] = list(_FAMILIES).index(family)
+        values = arguments[chosen][:, : spec.arguments]
+        rows = values if spec.encode is None else spec.encode(values[:, 0], config.size)
+        if spec.dali in _CONVERT:
+            rows = _CONVERT[spec.dali](rows)
+        choices[chosen] = families.index(spec.dali)
         numbers[chosen, : rows.shape[-1]] = rows
+    choices[is_unchanged(operations, arguments)] = families.index("identity")
     return choices, numbers
 
 
-def _encode_one(name: str, values: np.ndarray, size: int) -> tuple[str, np.ndarray]:
-    """values: [M, 4], the arguments of views that get this operation -> its family and numbers."""
-    value = values[:, 0]
-    if name in MOVES:
-        matrix = affine(name, value, size)
-        # DALI's coordinates are of pixel corners: half a pixel there, half a pixel back.
-        matrix[..., 2] += 0.5 - 0.5 * (matrix[..., 0] + matrix[..., 1])
-        return "move", matrix.reshape(-1, 6)
-    if name == "cutout":
-        left, top, right, bottom = values.T
-        return "cutout", np.stack([top, left, bottom - top, right - left], axis=-1)
-    if name == "posterize":
-        return "posterize", (256 - 2 ** (8 - value))[:, None]  # the mask of the bits that are kept
-    if name in ("invert", "solarize"):  # from a threshold on; invert from 0
-        return "solarize", (value if name == "solarize" else 0 * value)[:, None]
-    if name in _FACTORS and (value == 1).all():  # so at the paper's magnitude
-        return "identity", values
-    return name, values
+def _corner_matrix(matrix: np.ndarray) -> np.ndarray:
+    """DALI's coordinates are those of pixel corners: half a pixel there, half a pixel back."""
+    matrix = matrix.reshape(-1, 2, 3)
+    matrix[..., 2] += 0.5 - 0.5 * (matrix[..., 0] + matrix[..., 1])
+    return matrix.reshape(-1, 6)
+
+
+def _anchor_and_shape(box: np.ndarray) -> np.ndarray:
+    left, top, right, bottom = box.T
+    return np.stack([top, left, bottom - top, right - left], axis=-1)
+
+
+_CONVERT = {"move": _corner_matrix, "cutout": _anchor_and_shape}
+"""From what OperationSpec.encode gives to what the family takes, where that differs."""
 
 
 # --- families: views [S, S, 3] uint8, numbers [NUMBERS] on the host, S -> views ---
@@ -108,19 +112,20 @@ def _brightness(views: DataNode, numbers: DataNode, size: int) -> DataNode:
 
 
 def _color(views: DataNode, numbers: DataNode, size: int) -> DataNode:
-    return _blended(_grey(views), views, numbers)
+    return _blended(_gray(views), views, numbers)
 
 
 def _contrast(views: DataNode, numbers: DataNode, size: int) -> DataNode:
     mean = fn.reductions.mean(views, axis_names="HW", keep_dims=True)
-    return _blended(_grey(mean), views, numbers)
+    return _blended(_gray(mean), views, numbers)
 
 
 def _sharpness(views: DataNode, numbers: DataNode, size: int) -> DataNode:
-    """Pillow and TensorFlow smooth the inner pixels and leave the outermost ones as they are."""
+    """Pillow and TensorFlow smooth the inner pixels and keep the outermost ones."""
     kernel = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]], np.float32) / 13
-    beside = types.Constant(kernel, device=views.device)  # arithmetic moves its operands itself
-    smooth = fn.filter(views, beside, mode="valid", dtype=types.FLOAT)
+    # On the device of the views: unlike arithmetic, fn.filter does not move its operands.
+    weights = types.Constant(kernel, device=views.device)
+    smooth = fn.filter(views, weights, mode="valid", dtype=types.FLOAT)
     inner = fn.slice(views, start=[1, 1], shape=[size - 2, size - 2], axes=[0, 1])
     change = fn.slice(
         math.floor(smooth + 0.5) - inner,
@@ -164,15 +169,15 @@ def _blended(other: DataNode, views: DataNode, numbers: DataNode) -> DataNode:
     return _truncated(other + (views - other) * numbers[0])
 
 
-def _grey(levels: DataNode) -> DataNode:
+def _gray(values: DataNode) -> DataNode:
     """[..., 3] -> [..., 1], rounded."""
     weights = types.Constant(np.array([0.299, 0.587, 0.114], np.float32))
-    return math.floor(fn.reductions.sum(levels * weights, axis_names="C", keep_dims=True) + 0.5)
+    return math.floor(fn.reductions.sum(values * weights, axis_names="C", keep_dims=True) + 0.5)
 
 
-def _truncated(levels: DataNode) -> DataNode:
+def _truncated(values: DataNode) -> DataNode:
     """Float to uint8 as Pillow and TensorFlow do it: towards zero, clipped."""
-    return fn.cast(math.floor(levels), dtype=types.UINT8)
+    return fn.cast(math.floor(values), dtype=types.UINT8)
 
 
 # --- DALI's own policy ---

@@ -1,4 +1,4 @@
-"""Arrays in the cache that are whole or not there."""
+"""Arrays in cache files, written atomically."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from fastaug.runtime.atomic import atomic_write
 
 
 def load_arrays(file: Path) -> dict[str, np.ndarray] | None:
-    """What store_arrays wrote; None where there is nothing, or nothing whole."""
+    """The arrays that store_arrays wrote; None if the file is missing or damaged."""
     try:
         with file.open("rb") as content, np.load(content, allow_pickle=False) as arrays:
             return dict(arrays)
-    except Exception:  # a damaged zip or header raises almost anything; the arrays are made anew
+    except Exception:  # a damaged zip or header raises almost anything
         return None
 
 
 def store_arrays(file: Path, **arrays: np.ndarray) -> None:
-    """Keep arrays, all or none of them; a folder that cannot be written keeps none."""
+    """Write arrays to a file; does nothing if the folder cannot be written."""
     with suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(file) as unfinished, unfinished.open("wb") as out:

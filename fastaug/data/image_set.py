@@ -1,4 +1,4 @@
-"""An image set: labelled images that can be had one by one, encoded or as uint8 [H, W, 3]."""
+"""Image sets: labeled images that are read one by one, encoded or as uint8 [H, W, 3]."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from PIL import Image
@@ -18,22 +19,26 @@ from PIL import Image
 from fastaug.errors import DataError, first_line
 from fastaug.views.plan import MAX_PIXELS
 
+Split = Literal["train", "test"]
+IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff", ".gif"}
+
 
 @dataclass(frozen=True)
 class Spans:
-    """Encoded images that lie in shards: bytes [offset, offset + size) of a shard each."""
+    """Encoded images in shards: each is bytes [offset, offset + size) of a shard."""
 
     shards: tuple[Path, ...]
     shard: np.ndarray
-    """[N] int32, places in shards."""
+    """[N] int32, indices into shards."""
     offset: np.ndarray
     """[N] int64."""
     size: np.ndarray
     """[N] int64."""
     continued: Mapping[int, tuple[tuple[int, int], ...]] = field(default_factory=dict)
-    """Image -> (offset, size) of its further parts: RecordIO breaks an image at its own magic."""
-    glue: bytes = b""
-    """What the parts are joined with."""
+    """Image -> (offset, size) of the parts after its first. RecordIO splits an image that contains
+    the format's magic number."""
+    separator: bytes = b""
+    """Bytes between the parts of an image."""
 
     def read(self, index: int) -> bytes:
         parts = ((self.offset[index], self.size[index]), *self.continued.get(index, ()))
@@ -41,7 +46,7 @@ class Spans:
             read = [os.pread(file.fileno(), int(size), int(offset)) for offset, size in parts]
         if [len(part) for part in read] != [size for _, size in parts]:
             raise OSError(errno.EIO, "the shard ends before it")
-        return self.glue.join(read)
+        return self.separator.join(read)
 
     def where(self, index: int) -> str:
         return f"{self.shards[self.shard[index]]}, image at byte {self.offset[index]}"
@@ -49,25 +54,25 @@ class Spans:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What is known of each image of a set before it is decoded; data/manifest.py makes it."""
+    """Size and state of each image in a set, known before it is decoded; made by data/scan.py."""
 
     sizes: np.ndarray
-    """[N, 2] int32, height and width; 0 where the image is bad."""
+    """[N, 2] int32, height and width; 0 for bad images."""
     plain: np.ndarray
-    """[N] bool: 8-bit and of a format that DALI decodes to the same levels as Pillow."""
+    """[N] bool: whether DALI decodes the image to the same pixel values as Pillow."""
     bad: Mapping[int, str] = field(default_factory=dict)
     """Image -> why it cannot be used."""
 
 
 @dataclass(frozen=True)
 class ImageSet:
-    """One split. Files, spans of shards, or an array hold the images."""
+    """One split of a data set, stored as files, as spans of shards, or as an array."""
 
     name: str
-    """What to call it in messages: the path and the split."""
+    """Path and split, for messages."""
     classes: tuple[str, ...]
     labels: np.ndarray
-    """[N] int64, places in classes."""
+    """[N] int64, indices into classes."""
     files: tuple[Path, ...] = ()
     spans: Spans | None = None
     array: np.ndarray | None = None
@@ -79,20 +84,20 @@ class ImageSet:
 
     @property
     def bad(self) -> Mapping[int, str]:
-        """Images that are quarantined, and why."""
+        """Index -> reason of each image that must not be used."""
         return {} if self.manifest is None else self.manifest.bad
 
     def subset(self, keep: np.ndarray, name: str) -> ImageSet:
-        """The images of some numbers, in their order, before any is looked at.
+        """The images with these indices, without a manifest.
 
         keep: [n] int64, ascending.
         """
         spans = self.spans
         if spans is not None:
             continued = {
-                place: spans.continued[number]
-                for place, number in enumerate(keep.tolist())
-                if number in spans.continued
+                new: spans.continued[old]
+                for new, old in enumerate(keep.tolist())
+                if old in spans.continued
             }
             spans = replace(
                 spans,
@@ -105,20 +110,20 @@ class ImageSet:
             self,
             name=name,
             labels=self.labels[keep],
-            files=tuple(self.files[number] for number in keep.tolist()) if self.files else (),
+            files=tuple(self.files[index] for index in keep.tolist()) if self.files else (),
             spans=spans,
             array=None if self.array is None else self.array[keep],
             manifest=None,
         )
 
     def image(self, index: int) -> np.ndarray:
-        """Image number index: [H, W, 3] uint8."""
+        """The decoded image: [H, W, 3] uint8."""
         if self.array is not None:
             return self.array[index]
         return decode(self.encoded(index), self.where(index))
 
     def encoded(self, index: int) -> bytes:
-        """The bytes of image number index as they are stored; an array has none."""
+        """The stored bytes of an image; not available for a set in an array."""
         try:
             if self.spans is not None:
                 return self.spans.read(index)
@@ -131,14 +136,14 @@ class ImageSet:
             raise DataError(f"{self.where(index)}: cannot be read ({error.strerror})") from error
 
     def where(self, index: int) -> str:
-        """Image number index, as a message names it."""
+        """The place of an image, for messages."""
         if self.spans is not None:
             return self.spans.where(index)
         return str(self.files[index]) if self.files else f"{self.name}, image {index}"
 
     @cached_property
     def fingerprint(self) -> str:
-        """The same for the same images in the same order, also where the folder has moved."""
+        """Equal for the same images in the same order, even if the folder was moved."""
         digest = hashlib.sha256(_bytes("\n".join(self.classes)))
         digest.update(np.ascontiguousarray(self.labels).tobytes())
         for file in self.files:
@@ -149,28 +154,33 @@ class ImageSet:
                 digest.update(np.ascontiguousarray(numbers).tobytes())
         if self.array is not None:
             digest.update(str(self.array.shape).encode())
-            # One pixel row of each image: enough to tell sets apart, and quick for 50,000 of them.
+            # One row of pixels per image: enough to tell sets apart, and fast for 50,000 images.
             digest.update(np.ascontiguousarray(self.array[:, self.array.shape[1] // 2]).tobytes())
         return digest.hexdigest()[:16]
 
 
 def _bytes(text: str) -> bytes:
-    """Names of files may hold bytes that are no text."""
+    """File names may contain bytes that are not valid UTF-8."""
     return text.encode("utf-8", "surrogateescape")
 
 
 def decode(content: bytes, where: str) -> np.ndarray:
-    """An encoded image as uint8 [H, W, 3], or a DataError that names where it came from."""
+    """Decode an image to uint8 [H, W, 3]; a DataError names where it came from."""
     with open_image(content, where) as image:
-        if image.mode.startswith("I"):  # 16 bits and more: Pillow would clip them to 255
-            levels = np.asarray(image).astype(np.float64).clip(0, 65535) / 257
-            return np.repeat(np.rint(levels).astype(np.uint8)[..., None], 3, axis=-1)
+        if image.mode.startswith("I"):  # 16 bits or more, which Pillow would clip to 255
+            values = np.asarray(image).astype(np.float64).clip(0, 65535) / 257
+            return np.repeat(np.rint(values).astype(np.uint8)[..., None], 3, axis=-1)
         return np.asarray(image.convert("RGB"))
+
+
+def is_storage_error(error: DataError) -> bool:
+    """Whether an image could not be read, rather than decoded: Pillow's OSErrors have no errno."""
+    return isinstance(error.__cause__, OSError) and error.__cause__.errno is not None
 
 
 @contextmanager
 def open_image(content: bytes, where: str) -> Iterator[Image.Image]:
-    """Pillow's image, its header read; what is wrong with it then or later is a DataError."""
+    """Pillow's image with its header read; errors now or within the context become DataErrors."""
     try:
         with Image.open(io.BytesIO(content)) as image:
             if image.width * image.height > MAX_PIXELS:

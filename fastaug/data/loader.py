@@ -86,7 +86,7 @@ class ViewLoader:
             except RetryError as error:
                 failures = failures + 1 if self.position == failed_at else 1
                 failed_at = self.position
-                if failures > error.times:
+                if failures > error.max_retries:
                     raise DataError(
                         f"{error}, {failures} times in a row at the same batch"
                     ) from error

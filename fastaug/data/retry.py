@@ -1,149 +1,148 @@
-"""Reading images while a run is going: patience with the storage, and what is done about the rest.
+"""Reading images during a run: retries, and what happens to images that stay bad.
 
-A file may be missing, cut short or changed for a moment (while it is written again), or for good.
-A read that merely takes long is waited for, as any other.
+A file may be missing, truncated or changed for a moment (while it is rewritten), or permanently.
+A read that only takes long is waited for.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from fastaug.data.image_set import ImageSet, Manifest
-from fastaug.data.scan import ScanResult, check_share, mark_bad, stamp_of
+from fastaug.data.image_set import ImageSet, Manifest, is_storage_error
+from fastaug.data.scan import check_max_bad, mark_bad, stamp_of
 from fastaug.errors import DataError
 
 log = logging.getLogger("fastaug")
 
 RETRY_PAUSES = (0.1, 0.3, 1.0, 3.0)
-"""Seconds before a read or decode that failed is tried again, and again."""
+"""Seconds to wait before each retry of a failed read or decode."""
 _OUTAGE = 4
-"""Images that, if they are all of a batch and none can be read, are not each to blame."""
+"""If a whole batch of at least this many images is unreadable, the storage has failed."""
 
 Read = TypeVar("Read")
 
 
-class Failure(NamedTuple):
-    """An attempt that failed. No exception, whose frames would keep all that they have seen."""
+class ReadFailure(NamedTuple):
+    """A failed read. Not an exception, whose frames would keep their local variables alive."""
 
-    line: str
-    lasting: bool
-    """Of what is stored, so that the next run need not find it again; a storage may come back."""
+    message: str
+    permanent: bool
+    """The stored image is bad, so that the next run need not try it; storage may come back."""
 
 
-class Fault(NamedTuple):
-    """What is wrong with an image that stays bad."""
+class BadImage(NamedTuple):
+    """Why an image cannot be used."""
 
     reason: str
-    lasting: bool
+    permanent: bool
     stamp: int
-    """Of the file that was read: it may have been mended by the time that this is noted."""
+    """Stamp of the file that was read: it may be fixed before this is recorded."""
 
 
 class BadImagesError(DataError):
-    """Images of a batch that stay bad: a loader's pass ends with it, and goes on without them."""
+    """Images of a batch cannot be read; the loader starts a new pass without them."""
 
-    def __init__(self, faults: Mapping[int, Fault], images: int) -> None:
-        super().__init__(f"{len(faults)} of {images} images of a batch are bad")
-        self.faults = faults
-        self.images = images
-        """All that were read with them."""
+    def __init__(self, bad: Mapping[int, BadImage], batch_size: int) -> None:
+        super().__init__(f"{len(bad)} of {batch_size} images of a batch are bad")
+        self.bad = bad
+        self.batch_size = batch_size
 
 
 class RetryError(DataError):
-    """What makes the batches has broken down, by no image's fault; it can be made anew."""
+    """A worker or pipeline failed, though no image is bad; the loader starts a new pass."""
 
-    def __init__(self, reason: str, *, times: int) -> None:
+    def __init__(self, reason: str, *, max_retries: int) -> None:
         super().__init__(reason)
-        self.times = times
-        """How often in a row a pass may start again for it."""
+        self.max_retries = max_retries
+        """How often in a row the same batch may be retried."""
 
 
 class ChangedImageError(DataError):
-    """Another image than the one that was looked at before the run."""
+    """An image is not the one that was scanned before the run."""
 
 
-def attempt(read: Callable[[int], Read], index: int) -> Read | Failure:
-    """What was read, or why it could not be."""
+def try_read(read: Callable[[int], Read], index: int) -> Read | ReadFailure:
+    """The result of read(index), or why it failed."""
     try:
         return read(index)
     except DataError as error:
-        # As in a look: Pillow raises OSError too, but without a number: that is the image's fault.
-        storage = isinstance(error.__cause__, OSError) and error.__cause__.errno is not None
-        return Failure(str(error), not storage and not isinstance(error, ChangedImageError))
+        temporary = is_storage_error(error) or isinstance(error, ChangedImageError)
+        return ReadFailure(str(error), permanent=not temporary)
 
 
 def read_with_retries(
     images: ImageSet,
-    first: dict[int, Read | Failure],
+    first: dict[int, Read | ReadFailure],
     read: Callable[[int], Read],
-    say: Callable[[str], object] = log.warning,
+    warn: Callable[[str], object] = log.warning,
 ) -> dict[int, Read]:
-    """Images by their numbers, of a first attempt at each; those that failed are tried again.
+    """Retry the failed reads among the first results of a batch; returns index -> result.
 
-    All that failed wait together: a storage that is away for seconds costs the time of one image.
+    All failed images wait together, so an outage of some seconds costs the time of one image.
     """
-    found = {index: out for index, out in first.items() if not isinstance(out, Failure)}
-    failed = {index: out for index, out in first.items() if isinstance(out, Failure)}
+    found = {index: out for index, out in first.items() if not isinstance(out, ReadFailure)}
+    failed = {index: out for index, out in first.items() if isinstance(out, ReadFailure)}
     for failure in failed.values():
-        say(f"{failure.line}; it is tried again for {sum(RETRY_PAUSES):.2g} s")
+        warn(f"{failure.message}; it is tried again for {sum(RETRY_PAUSES):.2g} s")
     for pause in RETRY_PAUSES:
         if not failed:
             break
         time.sleep(pause)
         for index in list(failed):
-            out = attempt(read, index)
-            if isinstance(out, Failure):
+            out = try_read(read, index)
+            if isinstance(out, ReadFailure):
                 failed[index] = out
                 continue
             found[index] = out
             del failed[index]
-            say(f"{images.where(index)}: can be read again")
+            warn(f"{images.where(index)}: can be read again")
     if failed:
-        faults = {index: _fault(images, index, failure) for index, failure in failed.items()}
-        raise BadImagesError(faults, len(first))
+        bad = {index: _bad_image(images, index, failure) for index, failure in failed.items()}
+        raise BadImagesError(bad, len(first))
     return found
 
 
 def check_size(images: ImageSet, index: int, size: tuple[int, ...]) -> None:
-    """size: height and width of the decoded image. Plans are made for those of the manifest."""
+    """Raise if a decoded image has another height and width than its manifest, which the view
+    plans are made for."""
     if images.manifest is not None and tuple(images.manifest.sizes[index]) != size:
         raise ChangedImageError(
             f"{images.where(index)}: the file has changed, another size than when the run began"
         )
 
 
-def _fault(images: ImageSet, index: int, failure: Failure) -> Fault:
-    reason = failure.line.removeprefix(f"{images.where(index)}: ")
-    return Fault(" ".join(reason.split())[:200], failure.lasting, stamp_of(images, index))
+def _bad_image(images: ImageSet, index: int, failure: ReadFailure) -> BadImage:
+    reason = failure.message.removeprefix(f"{images.where(index)}: ")
+    return BadImage(" ".join(reason.split())[:200], failure.permanent, stamp_of(images, index))
 
 
 def quarantine(images: ImageSet, found: BadImagesError, max_bad: float) -> ImageSet:
-    """The set without them, each of them said; an error if too many are bad by now."""
-    faults = found.faults
-    if len(faults) == found.images >= _OUTAGE and not any(f.lasting for f in faults.values()):
-        index, fault = next(iter(faults.items()))
+    """The set with these images marked as bad; raises if too many are bad now."""
+    bad = found.bad
+    if len(bad) == found.batch_size >= _OUTAGE and not any(b.permanent for b in bad.values()):
+        index, image = next(iter(bad.items()))
         raise DataError(
-            f"{images.name}: none of the {found.images} images of a batch can be used "
-            f"({images.where(index)}: {fault.reason}, and so on), so it is the storage that has "
-            "failed; --resume goes on once it is back"
+            f"{images.name}: none of the {found.batch_size} images of a batch can be used "
+            f"({images.where(index)}: {image.reason}, and so on), so it is the storage that has "
+            "failed; --resume continues once it is back"
         )
-    for index, fault in faults.items():
-        if fault.lasting:
-            mark_bad(images, index, fault.reason, fault.stamp)
+    for index, image in bad.items():
+        if image.permanent:
+            mark_bad(images, index, image.reason, image.stamp)
     known = images.manifest or Manifest(
         np.zeros((len(images), 2), np.int32), np.zeros(len(images), bool)
     )
     sizes, plain = known.sizes.copy(), known.plain.copy()
-    sizes[list(faults)], plain[list(faults)] = 0, False  # as a look would have left them
-    bad = {index: fault.reason for index, fault in faults.items()} | dict(known.bad)
-    check_share(images, ScanResult(Manifest(sizes, plain, bad), Counter()), max_bad)
-    for index, fault in faults.items():
-        log.warning("%s: %s; the run goes on without it", images.where(index), fault.reason)
-    return replace(images, manifest=Manifest(sizes, plain, dict(sorted(bad.items()))))
+    sizes[list(bad)], plain[list(bad)] = 0, False  # as a scan would have set them
+    reasons = {index: image.reason for index, image in bad.items()} | dict(known.bad)
+    manifest = Manifest(sizes, plain, dict(sorted(reasons.items())))
+    check_max_bad(images, replace(manifest, bad=reasons), max_bad)
+    for index, image in bad.items():
+        log.warning("%s: %s; the run continues without it", images.where(index), image.reason)
+    return replace(images, manifest=manifest)

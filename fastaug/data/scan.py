@@ -1,6 +1,7 @@
-"""The manifest of an image set: every image looked at before the training, bad ones left out.
+"""The scan before training: every image is checked once, and bad ones are left out.
 
-A look is remembered by path, size and time in the cache folder, so that a set is looked at once.
+Results are cached by path, size and modification time, so that an unchanged image is not scanned
+again.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from fastaug.data.array_cache import load_arrays, store_arrays
 from fastaug.data.image_set import ImageSet, Manifest
-from fastaug.data.scan_image import Budget, Look, look
+from fastaug.data.scan_image import ImageInfo, MemoryBudget, scan_image
 from fastaug.errors import DataError, few, printable
 from fastaug.runtime.cache import cache_dir
 from fastaug.runtime.cores import core_count
@@ -33,17 +34,17 @@ from fastaug.views.plan import MAX_PIXELS
 log = logging.getLogger("fastaug")
 
 _VERSION = 1
-"""Part of the file's name: another rule in look.py takes a new one."""
+"""Part of the cache file's name; increase it when the rules of scan_image.py change."""
 _QUICK, _FULL = 1, 2
 _ROW = np.dtype(
     [
-        ("stamp", "<u8"),  # path, size and time of the image
+        ("stamp", "<u8"),  # hash of path, size and modification time
         ("height", "<i4"),
         ("width", "<i4"),
         ("format", "S8"),
         ("plain", "?"),
         ("bad", "?"),
-        ("level", "u1"),  # 0, _QUICK or _FULL: how it was looked at
+        ("level", "u1"),  # 0 (not scanned), _QUICK or _FULL
     ]
 )
 _MEMORY = 1 << 30
@@ -52,48 +53,25 @@ _MEMORY = 1 << 30
 
 @dataclass
 class ScanResult:
-    """What is known of every image of a set."""
+    """What a scan found in a set."""
 
     manifest: Manifest
     formats: Counter[str]
-    """Images of each format; bad ones have none."""
+    """Number of good images of each format."""
     bad_list: Path | None = None
-    """A text file with a line for each bad image."""
+    """Text file with one line for each bad image."""
 
 
-@dataclass
-class _Notes:
-    """What is remembered: a row for each image, and why the bad ones are bad."""
-
-    rows: np.ndarray
-    """[N] of _ROW."""
-    reasons: dict[int, str] = field(default_factory=dict)
-    """Row -> reason."""
-
-    def write_down(self, row: int, found: Look, level: int) -> None:
-        self.rows[row] = (
-            self.rows[row]["stamp"],
-            found.height,
-            found.width,
-            found.format.encode()[:8],
-            found.plain,
-            bool(found.reason),
-            level if found.lasting else 0,
-        )
-        if found.reason:
-            self.reasons[row] = found.reason
-
-
-def scan_images(
+def scan_and_check(
     images: ImageSet, *, full: bool = False, max_bad: float = 0.01, workers: int = -1
 ) -> ImageSet:
-    """The set with its manifest; a share of bad images above max_bad is an error.
+    """Scan a set and return it with its manifest; raises if the share of bad images is above
+    max_bad. Bad images keep their indices.
 
-    full decodes every image; else those alone whose end is not where it should be. Images that were
-    looked at before and have not changed are not looked at again. Bad ones keep their numbers.
+    full: decode every image; otherwise only those that look truncated.
     """
     found = scan_set(images, full=full, workers=workers)
-    check_share(images, found, max_bad)
+    check_max_bad(images, found.manifest, max_bad)
     if bad := found.manifest.bad:
         listed = f"; all of them: {found.bad_list}" if found.bad_list else ""
         log.warning(
@@ -101,100 +79,104 @@ def scan_images(
             images.name,
             f"{len(bad):,}",
             f"{len(images):,}",
-            _first_bad(images, bad),
+            _few_bad(images, bad),
             listed,
         )
     return replace(images, manifest=found.manifest)
 
 
-def mark_bad(images: ImageSet, index: int, reason: str, stamp: int | None = None) -> None:
-    """Leave image number index out from the next scan on, until its file changes.
-
-    stamp: of the file that was found bad, where it may have changed since.
-    """
-    if images.array is not None:
-        return
-    stamp = stamp_of(images, index) if stamp is None else stamp
-    file, notes = _file_of(images), _recall(images)
-    (places,) = np.nonzero(notes.rows["stamp"] == np.uint64(stamp))
-    if not len(places):
-        notes.rows = np.append(notes.rows, np.zeros(1, _ROW))
-        notes.rows["stamp"][-1] = stamp
-    row = int(places[0]) if len(places) else len(notes.rows) - 1
-    notes.write_down(row, Look(reason=" ".join(reason.split())[:200]), _FULL)
-    _remember(file, notes)
-    kept = _recall(images).rows
-    if not kept["bad"][kept["stamp"] == np.uint64(stamp)].any():
-        log.warning("%s cannot be written: %s is not left out", file, images.where(index))
-
-
-def stamp_of(images: ImageSet, index: int) -> int:
-    """Another number when the image changes: made of its path, size and time."""
-    return 0 if images.array is not None else int(_stamps(images, [index])[0])
-
-
-def check_share(images: ImageSet, found: ScanResult, max_bad: float) -> None:
-    """Refuse a set with too many bad images, or with no other."""
-    bad, total = found.manifest.bad, len(images)
-    if len(bad) <= max_bad * total and (not bad or len(bad) < total):
-        return
-    allowed = f"--max-bad allows {_percent(max_bad)}" if len(bad) < total else "none is left"
-    raise DataError(
-        f"{images.name}: {len(bad):,} of {total:,} images are bad ({_percent(len(bad) / total)}), "
-        f"{allowed}; {_first_bad(images, bad)}; python -m fastaug.scan DATA lists them: "
-        "mend them, or raise --max-bad (a run to be resumed needs the files to stay)"
-    )
-
-
 def scan_set(images: ImageSet, *, full: bool = False, workers: int = -1) -> ScanResult:
-    """Look at every image that is not known yet, and remember what was found."""
+    """Scan every image that is not in the cache, and cache the results."""
     count = len(images)
     if images.array is not None:
         sizes = np.tile(np.array(images.array.shape[1:3], np.int32), (count, 1))
         return ScanResult(Manifest(sizes, np.ones(count, bool)), Counter(array=count))
     level = _FULL if full else _QUICK
-    file = _file_of(images)
-    budget = Budget(_MEMORY)
+    file = _cache_file(images)
+    budget = MemoryBudget(_MEMORY)
 
-    def look_at(part: Sequence[int]) -> list[Look]:
-        return [look(images, index, full=full, budget=budget) for index in part]
+    def scan_chunk(chunk: Sequence[int]) -> list[ImageInfo]:
+        return [scan_image(images, index, full=full, budget=budget) for index in chunk]
 
     with _thread_pool(workers) as pool:
-        notes = _matching(_recall(images), _all_stamps(images, pool))
-        unknown = np.flatnonzero((notes.rows["level"] < level) & ~notes.rows["bad"]).tolist()
+        table = _Table.load(file).for_stamps(_all_stamps(images, pool))
+        rows = table.rows
+        unknown = np.flatnonzero((rows["level"] < level) & ~rows["bad"]).tolist()
         try:
-            for part, looks in _in_chunks(pool, look_at, unknown, 32, "looking at images"):
-                for index, found in zip(part, looks, strict=True):
-                    notes.write_down(index, found, level)
-        finally:  # what was seen before Ctrl-C is not looked at again
+            for chunk, infos in _in_chunks(pool, scan_chunk, unknown, 32, "scanning images"):
+                for index, info in zip(chunk, infos, strict=True):
+                    table.set(index, info, level)
+        finally:  # keeps what was scanned before Ctrl-C
             if unknown:
-                _remember(file, notes)
-    rows = notes.rows
+                table.store(file)
     sizes = np.stack([rows["height"], rows["width"]], axis=1)
     formats = Counter(rows["format"][~rows["bad"]].astype(str).tolist())
-    bad = dict(sorted(notes.reasons.items()))
+    bad = dict(sorted(table.reasons.items()))
     return ScanResult(
-        Manifest(sizes, rows["plain"].copy(), bad), formats, _list_bad(file, images, bad)
+        Manifest(sizes, rows["plain"].copy(), bad), formats, _write_bad_list(file, images, bad)
     )
+
+
+def check_max_bad(images: ImageSet, manifest: Manifest, max_bad: float) -> None:
+    """Raise if the share of bad images is above max_bad, or if all images are bad."""
+    bad, total = manifest.bad, len(images)
+    if len(bad) <= max_bad * total and (not bad or len(bad) < total):
+        return
+    allowed = f"--max-bad allows {_percent(max_bad)}" if len(bad) < total else "none is left"
+    raise DataError(
+        f"{images.name}: {len(bad):,} of {total:,} images are bad ({_percent(len(bad) / total)}), "
+        f"{allowed}; {_few_bad(images, bad)}; python -m fastaug.scan DATA lists them: "
+        "fix them, or raise --max-bad (a run to be resumed needs the files to stay)"
+    )
+
+
+def mark_bad(images: ImageSet, index: int, reason: str, stamp: int | None = None) -> None:
+    """Leave an image out of later scans until its file changes.
+
+    stamp: stamp of the file that was found bad, if it may have changed since.
+    """
+    if images.array is not None:
+        return
+    stamp = stamp_of(images, index) if stamp is None else stamp
+    file = _cache_file(images)
+    table = _Table.load(file)
+    (found,) = np.nonzero(table.rows["stamp"] == np.uint64(stamp))
+    if not len(found):
+        table.rows = np.append(table.rows, np.zeros(1, _ROW))
+        table.rows["stamp"][-1] = stamp
+    row = int(found[0]) if len(found) else len(table.rows) - 1
+    table.set(row, ImageInfo(reason=" ".join(reason.split())[:200]), _FULL)
+    table.store(file)
+    stored = _Table.load(file).rows
+    if not stored["bad"][stored["stamp"] == np.uint64(stamp)].any():
+        log.warning("%s cannot be written: %s is not left out", file, images.where(index))
+
+
+def stamp_of(images: ImageSet, index: int) -> int:
+    """Hash of an image's path, size and modification time, which changes when the image does."""
+    return 0 if images.array is not None else int(_stamps(images, [index])[0])
+
+
+# --- stamps ---
 
 
 def _all_stamps(images: ImageSet, pool: ThreadPoolExecutor) -> np.ndarray:
     if images.spans is not None:
         return _stamps(images, range(len(images)))
     stamps = np.zeros(len(images), np.uint64)
-    stat = _in_chunks(pool, lambda part: _stamps(images, part), range(len(images)), 512, "files")
-    for part, values in stat:
-        stamps[part.start : part.stop] = values
+    chunks = _in_chunks(pool, lambda part: _stamps(images, part), range(len(images)), 512, "files")
+    for chunk, values in chunks:
+        stamps[chunk.start : chunk.stop] = values
     return stamps
 
 
-def _stamps(images: ImageSet, part: Sequence[int]) -> np.ndarray:
-    """[part] uint64: made of path, size and time of each image, so another when one changes."""
+def _stamps(images: ImageSet, indices: Sequence[int]) -> np.ndarray:
+    """[indices] uint64: the stamp of each image."""
     here = os.getcwd()
     if images.spans is None:
-        stamps = [_file_stamp(os.path.join(here, images.files[index])) for index in part]
+        stamps = [_file_stamp(os.path.join(here, images.files[index])) for index in indices]
         return np.array(stamps, np.uint64)
-    spans, chosen = images.spans, np.asarray(part)
+    spans, chosen = images.spans, np.asarray(indices)
     used, of_shard = np.unique(spans.shard[chosen], return_inverse=True)
     shards = [_file_stamp(os.path.join(here, spans.shards[shard])) for shard in used]
     offset, size = spans.offset[chosen].astype(np.uint64), spans.size[chosen].astype(np.uint64)
@@ -210,47 +192,74 @@ def _file_stamp(path: str) -> int:
     return int.from_bytes(hashlib.blake2b(os.fsencode(text), digest_size=8).digest(), "little")
 
 
-def _matching(notes: _Notes, stamps: np.ndarray) -> _Notes:
-    """A row for each stamp: what the notes say of it, or nothing."""
-    rows = np.zeros(len(stamps), _ROW)
-    reasons = {}
-    if len(notes.rows):
-        order = np.argsort(notes.rows["stamp"])
-        places = np.searchsorted(notes.rows["stamp"], stamps, sorter=order)
-        source = order[np.minimum(places, len(order) - 1)]
-        (known,) = np.nonzero(notes.rows["stamp"][source] == stamps)
-        rows[known] = notes.rows[source[known]]
-        for row in np.flatnonzero(rows["bad"]).tolist():
-            reasons[row] = notes.reasons[int(source[row])]
-    rows["stamp"] = stamps
-    return _Notes(rows, reasons)
+# --- cache ---
 
 
-def _file_of(images: ImageSet) -> Path:
-    what = f"{_VERSION} {PIL.__version__} {MAX_PIXELS} {os.path.abspath(images.name)}"
-    return cache_dir() / "manifests" / f"{hashlib.sha256(os.fsencode(what)).hexdigest()[:16]}.npz"
+def _cache_file(images: ImageSet) -> Path:
+    key = f"{_VERSION} {PIL.__version__} {MAX_PIXELS} {os.path.abspath(images.name)}"
+    return cache_dir() / "manifests" / f"{hashlib.sha256(os.fsencode(key)).hexdigest()[:16]}.npz"
 
 
-def _recall(images: ImageSet) -> _Notes:
-    """What was remembered of a set; nothing where that is not there or damaged."""
-    stored = load_arrays(_file_of(images)) or {}
-    rows, reasons = stored.get("rows"), stored.get("reasons")
-    if rows is None or reasons is None or rows.dtype != _ROW or rows.ndim != 1:
-        return _Notes(np.zeros(0, _ROW))
-    bad = np.flatnonzero(rows["bad"]).tolist()
-    if reasons.shape != (len(bad),):
-        return _Notes(np.zeros(0, _ROW))
-    return _Notes(rows, dict(zip(bad, map(str, reasons), strict=True)))
+@dataclass
+class _Table:
+    """Scan results: one row for each image."""
+
+    rows: np.ndarray = field(default_factory=lambda: np.zeros(0, _ROW))
+    """[N] of _ROW."""
+    reasons: dict[int, str] = field(default_factory=dict)
+    """Row of a bad image -> reason."""
+
+    @classmethod
+    def load(cls, file: Path) -> _Table:
+        """The table in a cache file; empty if that is missing or damaged."""
+        stored = load_arrays(file) or {}
+        rows, reasons = stored.get("rows"), stored.get("reasons")
+        if rows is None or reasons is None or rows.dtype != _ROW or rows.ndim != 1:
+            return cls()
+        bad = np.flatnonzero(rows["bad"]).tolist()
+        if reasons.shape != (len(bad),):
+            return cls()
+        return cls(rows, dict(zip(bad, map(str, reasons), strict=True)))
+
+    def store(self, file: Path) -> None:
+        rows = self.rows[self.rows["level"] > 0]
+        bad = np.flatnonzero(self.rows["bad"] & (self.rows["level"] > 0)).tolist()
+        store_arrays(file, rows=rows, reasons=np.array([self.reasons[row] for row in bad], str))
+
+    def for_stamps(self, stamps: np.ndarray) -> _Table:
+        """A table with one row for each stamp: the known row, or one of level 0."""
+        rows = np.zeros(len(stamps), _ROW)
+        reasons = {}
+        if len(self.rows):
+            order = np.argsort(self.rows["stamp"])
+            found = np.searchsorted(self.rows["stamp"], stamps, sorter=order)
+            source = order[np.minimum(found, len(order) - 1)]
+            (known,) = np.nonzero(self.rows["stamp"][source] == stamps)
+            rows[known] = self.rows[source[known]]
+            for row in np.flatnonzero(rows["bad"]).tolist():
+                reasons[row] = self.reasons[int(source[row])]
+        rows["stamp"] = stamps
+        return _Table(rows, reasons)
+
+    def set(self, row: int, info: ImageInfo, level: int) -> None:
+        self.rows[row] = (
+            self.rows[row]["stamp"],
+            info.height,
+            info.width,
+            info.format.encode()[:8],
+            info.plain,
+            bool(info.reason),
+            level if info.permanent else 0,
+        )
+        if info.reason:
+            self.reasons[row] = info.reason
 
 
-def _remember(file: Path, notes: _Notes) -> None:
-    rows = notes.rows[notes.rows["level"] > 0]
-    bad = np.flatnonzero(notes.rows["bad"] & (notes.rows["level"] > 0)).tolist()
-    store_arrays(file, rows=rows, reasons=np.array([notes.reasons[row] for row in bad], str))
+# --- reports ---
 
 
-def _list_bad(file: Path, images: ImageSet, bad: Mapping[int, str]) -> Path | None:
-    """Write the bad images beside the manifest, where that can be written."""
+def _write_bad_list(file: Path, images: ImageSet, bad: Mapping[int, str]) -> Path | None:
+    """Write the bad images to a text file beside the cache file, if possible."""
     path = file.with_suffix(".bad.txt")
     try:
         if not bad:
@@ -266,7 +275,7 @@ def _list_bad(file: Path, images: ImageSet, bad: Mapping[int, str]) -> Path | No
     return path
 
 
-def _first_bad(images: ImageSet, bad: Mapping[int, str]) -> str:
+def _few_bad(images: ImageSet, bad: Mapping[int, str]) -> str:
     return few(bad, 2, lambda index: f"{images.where(index)} ({bad[index]})")
 
 
@@ -274,13 +283,16 @@ def _percent(share: float) -> str:
     return f"{100 * share:.3g}%"
 
 
+# --- threads and progress ---
+
+
 @contextmanager
 def _thread_pool(workers: int) -> Iterator[ThreadPoolExecutor]:
-    """-1: four threads a core, since most of them wait for the storage."""
+    """-1: four threads per core, since most of them wait for the storage."""
     threads = min(32, 4 * core_count()) if workers < 0 else max(1, workers)
     pool = ThreadPoolExecutor(threads)
     try:
-        # Pillow's warnings (a large image, odd EXIF) would be a line for each image.
+        # Pillow would warn about single images (large ones, odd EXIF).
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield pool
@@ -291,17 +303,17 @@ def _thread_pool(workers: int) -> Iterator[ThreadPoolExecutor]:
 def _in_chunks(
     pool: ThreadPoolExecutor, work: Callable, indices: Sequence[int], size: int, title: str
 ) -> Iterator[tuple]:
-    """(part of the indices, what work makes of it), in order."""
+    """(chunk of the indices, result of work for it), in order."""
     chunks = [indices[start : start + size] for start in range(0, len(indices), size)]
-    with _bar(title, len(indices)) as advance:
-        for part, result in zip(chunks, pool.map(work, chunks), strict=True):
-            yield part, result
-            advance(len(part))
+    with _progress_bar(title, len(indices)) as advance:
+        for chunk, result in zip(chunks, pool.map(work, chunks), strict=True):
+            yield chunk, result
+            advance(len(chunk))
 
 
 @contextmanager
-def _bar(title: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A progress bar on stderr, in a terminal and after the first second alone."""
+def _progress_bar(title: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A progress bar on stderr, only in a terminal and after the first second."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     progress = Progress(

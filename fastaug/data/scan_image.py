@@ -1,4 +1,4 @@
-"""A look at one stored image: is it whole, how large, and would DALI see what Pillow sees?"""
+"""The scan of one stored image: is it complete, how large, and does DALI decode it like Pillow?"""
 
 from __future__ import annotations
 
@@ -14,38 +14,39 @@ from typing import NamedTuple
 
 from PIL import ImageFile
 
-from fastaug.data.image_set import ImageSet, open_image
+from fastaug.data.image_set import ImageSet, is_storage_error, open_image
 from fastaug.errors import DataError
 
-# Where the header is longer, as with a thumbnail in it, the whole file is read.
+# The whole file is read if its header is longer, as with a thumbnail in it.
 _HEAD = 4096
 _TAIL = 4096
-# What a whole file of a format has near its end.
+# Bytes near the end of a complete file.
 _END = {"JPEG": b"\xff\xd9", "MPO": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82"}
 _CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
-"""Numbers in a pixel, by the color type of a PNG."""
+"""Channels, by the color type of a PNG."""
 _MAX_BYTES = 1 << 30
-"""A larger file is not read into memory to see whether it is an image."""
+"""Larger files are not read into memory to see whether they are images."""
 _LARGE = 1 << 25
-"""Bytes that are worth giving back to the system at once."""
-_PIXEL = 10
-"""Bytes that Pillow takes a pixel at its peak: 4, and 6 of coefficients for a progressive JPEG."""
+"""Bytes that are worth returning to the system immediately."""
+_BYTES_PER_PIXEL = 10
+"""Pillow's peak: 4, plus 6 of coefficients for a progressive JPEG."""
 
 
-class Look(NamedTuple):
-    """What a look has found. An image is bad if there is a reason."""
+class ImageInfo(NamedTuple):
+    """What a scan found out about an image. It is bad if there is a reason."""
 
     height: int = 0
     width: int = 0
     plain: bool = False
     format: str = ""
     reason: str = ""
-    lasting: bool = True
-    """False: a failure of the storage, which may have gone the next time."""
+    permanent: bool = True
+    """False: the storage failed, and may work the next time."""
 
 
-class Budget:
-    """Bytes that threads may hold at once. One that asks for more than all of them goes alone."""
+class MemoryBudget:
+    """Bytes that threads may hold together. A request for more than the total waits for all of
+    it."""
 
     def __init__(self, total: int) -> None:
         self._total = total
@@ -62,7 +63,7 @@ class Budget:
             yield
         finally:
             if count > _LARGE:
-                # glibc keeps what a thread has freed for that thread: 3 GB in eight of them.
+                # glibc keeps what a thread freed for that thread: 3 GB in eight threads.
                 with suppress(AttributeError):
                     ctypes.CDLL(None).malloc_trim(0)
             with self._freed:
@@ -70,33 +71,32 @@ class Budget:
                 self._freed.notify_all()
 
 
-def look(images: ImageSet, index: int, *, full: bool, budget: Budget) -> Look:
-    """Quick: header, size and end; what looks cut off, or everything if full, is decoded."""
+def scan_image(images: ImageSet, index: int, *, full: bool, budget: MemoryBudget) -> ImageInfo:
+    """Check header, size and end of an image; decode it if full, or if its end is missing."""
     try:
         head, tail, size = _ends(images, index)
         if size > _MAX_BYTES:
-            return Look(reason=f"{size / 2**30:.1f} GiB are too many for an image")
-        found, is_whole = _header(images, index, head, tail, size, budget)
-        if full or not is_whole:
-            with budget.hold(size + _PIXEL * found.height * found.width):
-                found = _decoded(images.encoded(index), found)
+            return ImageInfo(reason=f"{size / 2**30:.1f} GiB are too many for an image")
+        info, is_complete = _read_header(images, index, head, tail, size, budget)
+        if full or not is_complete:
+            with budget.hold(size + _BYTES_PER_PIXEL * info.height * info.width):
+                info = _decode_fully(images.encoded(index), info)
     except OSError as error:
-        return Look(reason=f"cannot be read ({error.strerror or error})", lasting=False)
+        return ImageInfo(reason=f"cannot be read ({error.strerror or error})", permanent=False)
     except DataError as error:
-        # Pillow raises OSError too, but without a number: that is the image's fault.
-        is_storage = isinstance(error.__cause__, OSError) and error.__cause__.errno is not None
-        return Look(reason=_reason(error, images.where(index)), lasting=not is_storage)
-    return found
+        reason = _reason(error, images.where(index))
+        return ImageInfo(reason=reason, permanent=not is_storage_error(error))
+    return info
 
 
 def _ends(images: ImageSet, index: int) -> tuple[bytes, bytes, int]:
-    """The first and the last bytes of an image as it is stored, and how many it has."""
+    """The first and last bytes of an image as stored, and its size in bytes."""
     spans = images.spans
     if spans is not None and index in spans.continued:
         content = spans.read(index)
         return content[:_HEAD], content[-_TAIL:], len(content)
     path = images.files[index] if spans is None else spans.shards[spans.shard[index]]
-    # Without O_NONBLOCK a named pipe would be waited for.
+    # Without O_NONBLOCK, opening a named pipe would block.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
         status = os.fstat(descriptor)
@@ -116,10 +116,10 @@ def _ends(images: ImageSet, index: int) -> tuple[bytes, bytes, int]:
     return head, tail, size
 
 
-def _header(
-    images: ImageSet, index: int, head: bytes, tail: bytes, size: int, budget: Budget
-) -> tuple[Look, bool]:
-    """What the header says, and whether the end is where it should be."""
+def _read_header(
+    images: ImageSet, index: int, head: bytes, tail: bytes, size: int, budget: MemoryBudget
+) -> tuple[ImageInfo, bool]:
+    """What the header says, and whether the end of the file is there."""
     try:
         return _parse(head, tail, size)
     except DataError:
@@ -129,33 +129,33 @@ def _header(
         return _parse(images.encoded(index), tail, size)
 
 
-def _parse(content: bytes, tail: bytes, size: int) -> tuple[Look, bool]:
+def _parse(content: bytes, tail: bytes, size: int) -> tuple[ImageInfo, bool]:
     with open_image(content, "") as image:
         assert isinstance(image, ImageFile.ImageFile)
         if image.width * image.height == 0:
             raise DataError(f"{image.width} x {image.height} pixels")
-        if image.format == "EPS":  # Pillow would run Ghostscript on it, and that may never end
+        if image.format == "EPS":  # Pillow would run Ghostscript, which may never end
             raise DataError("PostScript is a program")
         header = content[: image.fp.tell() if image.fp else 0]
-        is_whole = _is_whole(image, len(header), tail, size)
-        # What has its end further to the front is no trouble for DALI; _decoded() looks for it.
-        plain = (is_whole or image.format in _END) and _is_plain(image, header)
-        return Look(image.height, image.width, plain, image.format or ""), is_whole
+        is_complete = _is_complete(image, len(header), tail, size)
+        # DALI accepts an end mark further to the front; _decode_fully() searches for it.
+        plain = (is_complete or image.format in _END) and _is_plain(image, header)
+        return ImageInfo(image.height, image.width, plain, image.format or ""), is_complete
 
 
-def _is_whole(image: ImageFile.ImageFile, header: int, tail: bytes, size: int) -> bool:
-    """Whether the end is where it should be, as far as a format tells."""
+def _is_complete(image: ImageFile.ImageFile, header: int, tail: bytes, size: int) -> bool:
+    """Whether the end of the file is there, as far as its format can tell."""
     if end := _END.get(image.format or ""):
-        # An embedded thumbnail ends as a photograph does: only what follows the header counts.
+        # A thumbnail in the header has the same end mark, so search only behind the header.
         return end in tail[max(0, header - (size - len(tail))) :]
     if image.format in ("BMP", "PPM"):
         return _raw_pixels(image)[1] <= size
-    # A rare format may be random bytes that begin like one: decoding it tells.
+    # Random bytes may start like a rare format: only decoding can tell.
     return image.format in ("WEBP", "TIFF", "GIF")
 
 
 def _raw_pixels(image: ImageFile.ImageFile) -> tuple[str, int]:
-    """How the pixels of a BMP or PPM are stored, and where they end; "", 0 if they are coded."""
+    """Storage mode of a BMP's or PPM's pixels, and where they end; "", 0 if they are encoded."""
     tile = image.tile[0]
     if tile.codec_name != "raw":
         return "", 0
@@ -165,23 +165,23 @@ def _raw_pixels(image: ImageFile.ImageFile) -> tuple[str, int]:
 
 
 def _is_plain(image: ImageFile.ImageFile, header: bytes) -> bool:
-    """Whether DALI decodes it, and to Pillow's levels; tests/unit/test_scan.py compares the two.
+    """Whether DALI decodes it to Pillow's pixel values (compared in tests/unit/test_scan_image.py).
 
-    TIFF never is: DALI fails on bilevel, 2 and 4 bits and signed ones, and sees orientation,
-    palettes, premultiplied alpha, LA, LAB and 16 bits in another way.
+    Never for TIFF: DALI fails on bilevel, 2-bit, 4-bit and signed ones, and treats orientation,
+    palettes, premultiplied alpha, LA, LAB and 16 bits differently.
     """
     if image.mode.startswith(("I", "F")):
         return False
     if image.format == "JPEG":
-        return image.mode in ("RGB", "L") and _is_orderly(header)  # CMYK: one level off, with black
+        return image.mode in ("RGB", "L") and _is_strict_jpeg(header)  # CMYK is off by one
     if image.format == "PNG":
-        return header[24] <= 8 and b"acTL" not in header  # bits a channel; animation
+        return header[24] <= 8 and b"acTL" not in header  # bits per channel; animation
     if image.format == "WEBP":
-        # DALI's parser loses its way to the EXIF behind a chunk of odd length.
+        # DALI's parser does not find the EXIF behind a chunk of odd length.
         return "exif" not in image.info and getattr(image, "n_frames", 1) == 1
     if image.format in ("BMP", "PPM"):
-        # Coded: run lengths, text, levels that do not end at 255. BGR;15 and BGR;16: 16 bits a
-        # pixel. A comment in a PPM: DALI takes it at the start of a line alone.
+        # Not plain: encoded pixels (run lengths, text, a maximum other than 255); BGR;15 and BGR;16
+        # (16 bits per pixel); a PPM with a comment, which DALI accepts only at the start of a line.
         kind, _ = _raw_pixels(image)
         if image.format == "PPM" and b"#" in header:
             return False
@@ -189,10 +189,10 @@ def _is_plain(image: ImageFile.ImageFile, header: bytes) -> bool:
     return False
 
 
-def _is_orderly(header: bytes) -> bool:
-    """Whether a JPEG is one by the letter: segment after segment, a common kind of frame.
+def _is_strict_jpeg(header: bytes) -> bool:
+    """Whether a JPEG follows the standard: segment after segment, and a common kind of frame.
 
-    Pillow looks for the next marker where there is none; DALI's parser gives up.
+    Where a marker is missing, Pillow searches for the next one; DALI's parser gives up.
     """
     place = 2
     while place + 4 <= len(header) and header[place] == 0xFF:
@@ -208,26 +208,26 @@ def _is_orderly(header: bytes) -> bool:
     return False
 
 
-def _decoded(content: bytes, found: Look) -> Look:
-    """The same look after every pixel was decoded. Its memory is free when this returns."""
+def _decode_fully(content: bytes, info: ImageInfo) -> ImageInfo:
+    """The info, or a reason why not every pixel can be decoded. The pixels are freed on return."""
     try:
         with open_image(content, "") as image:
             assert isinstance(image, ImageFile.ImageFile)
             header = image.fp.tell() if image.fp else 0
             image.load()
-        # Zeros in place of the rest are pixels to a JPEG decoder.
-        if found.format in _END and content.find(_END[found.format], header) < 0:
+        # To a JPEG decoder, zeros in place of the rest are pixels.
+        if info.format in _END and content.find(_END[info.format], header) < 0:
             raise DataError("image file is truncated (its end is missing)")
-        if found.format == "PNG":
+        if info.format == "PNG":
             del image
             _check_png(content)
     except DataError as error:
-        return Look(reason=_reason(error, ""))
-    return found
+        return ImageInfo(reason=_reason(error, ""))
+    return info
 
 
 def _check_png(content: bytes) -> None:
-    """Pillow does not mind a wrong check sum, nor rows that are missing; DALI's libpng does."""
+    """Raise for a wrong checksum or missing rows: Pillow accepts them, DALI's libpng does not."""
     with open_image(content, "") as image:
         image.verify()
     pixels, place = [], 8
@@ -256,8 +256,8 @@ def _inflated_size(content: bytes) -> int:
 
 
 def _reason(error: DataError, where: str) -> str:
-    """What is wrong, in one line, without where and without decode()'s frame around it."""
-    said = str(error).removeprefix(where).removeprefix(": ")
-    if said.startswith(frame := "cannot be decoded ("):
-        said = said.removeprefix(frame).removesuffix(")")
-    return " ".join(said.split())[:200]
+    """The reason in one line, without the place and without open_image()'s words around it."""
+    text = str(error).removeprefix(where).removeprefix(": ")
+    if text.startswith(prefix := "cannot be decoded ("):
+        text = text.removeprefix(prefix).removesuffix(")")
+    return " ".join(text.split())[:200]

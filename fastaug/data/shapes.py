@@ -13,18 +13,18 @@ from fastaug.errors import DataError
 from fastaug.runtime.cache import cache_dir
 
 VERSION = 1
-"""Part of the folder's name and of every seed: a change of the drawing takes a new one."""
+"""Part of the folder's name and of every seed; increase it when the drawing changes."""
 
 CLASSES = tuple(sorted(OUTLINES))
 IMAGES_PER_CLASS = {"train": 200, "test": 50}
 
 
 def ensure_shapes(cache: Path | None = None) -> Path:
-    """The folder with {train,test}/<class>/NNNN.jpg; makes it (about 7 s) where it is missing."""
+    """The folder with {train,test}/<class>/NNNN.jpg; makes it (about 7 s) if it is missing."""
     root = (cache or cache_dir()) / f"shapes-v{VERSION}"
     try:
         if not root.is_dir():
-            _make_whole(root, IMAGES_PER_CLASS)
+            _make_atomically(root, IMAGES_PER_CLASS)
     except OSError as error:
         raise DataError(
             f"cannot write the built-in data set to {root} ({error.strerror or error}); "
@@ -33,8 +33,8 @@ def ensure_shapes(cache: Path | None = None) -> Path:
     return root
 
 
-def _make_whole(root: Path, images_per_class: Mapping[str, int]) -> None:
-    """Write to a sibling of `root` and rename it, so that `root` is whole whenever it exists."""
+def _make_atomically(root: Path, images_per_class: Mapping[str, int]) -> None:
+    """Write to a temporary folder and rename it, so that `root` is complete if it exists."""
     count = len(CLASSES) * sum(images_per_class.values())
     unfinished = root.with_name(f".{root.name}-{uuid.uuid4().hex}")
     try:
@@ -43,7 +43,7 @@ def _make_whole(root: Path, images_per_class: Mapping[str, int]) -> None:
         _write_images(unfinished, images_per_class)
         unfinished.rename(root)
     except OSError:
-        # Another process was first: its set is the same, byte for byte.
+        # Another process was faster: its set is the same, byte for byte.
         if not root.is_dir():
             raise
     finally:
@@ -61,7 +61,7 @@ def _write_images(root: Path, images_per_class: Mapping[str, int]) -> None:
 
 
 def picture_rng(split: str, shape: str, number: int) -> np.random.Generator:
-    """A picture depends on its own name alone, not on those made before it."""
+    """A generator that depends only on the picture's name, not on those drawn before it."""
     return np.random.default_rng(
         [VERSION, list(IMAGES_PER_CLASS).index(split), CLASSES.index(shape), number]
     )

@@ -22,10 +22,10 @@ Color = tuple[int, int, int]
 
 
 def draw_picture(shape: str, rng: Rng) -> Image.Image:
-    """A SIDE x SIDE RGB picture of `shape`; all that varies comes from `rng`."""
+    """A SIDE x SIDE RGB picture of `shape`; `rng` is the only source of variation."""
     mask = draw_silhouette(shape, rng)
-    # Bright shapes on dim grounds: with dark ones on bright grounds too, a small network stays at
-    # chance for its first ten epochs. Brightness, not hue: a grey view shows the shape as well.
+    # Bright shapes on dim backgrounds: with the reverse, too, a small network stays at chance for
+    # its first ten epochs. Brightness, not hue, so that a gray view still shows the shape.
     picture = _background(_color(rng, *DIM), _color(rng, *DIM), rng)
     _draw_clutter(picture, int(rng.integers(2, 7)), rng)
     picture.paste(_texture(_color(rng, *BRIGHT), _color(rng, *BRIGHT), rng), mask=mask)
@@ -66,7 +66,7 @@ def _from_pixels(pixels: Array) -> Image.Image:
 
 
 def _color(rng: Rng, darkest: float = 0.0, brightest: float = 255.0) -> Color:
-    """A random color between two levels of brightness."""
+    """A random color with a brightness in this range."""
     while True:
         red, green, blue = rng.integers(10, 246, 3).tolist()
         if darkest <= 0.299 * red + 0.587 * green + 0.114 * blue <= brightest:
@@ -186,8 +186,8 @@ def _cross() -> Array:
 
 
 def _fit_unit_circle(outline: Array) -> Array:
-    centerd = outline - (outline.min(0) + outline.max(0)) / 2
-    return centerd / np.linalg.norm(centerd, axis=1).max()
+    centered = outline - (outline.min(0) + outline.max(0)) / 2
+    return centered / np.linalg.norm(centered, axis=1).max()
 
 
 _ARROW_TOP = [(1, 0), (0.1, 0.75), (0.1, 0.25), (-1, 0.25)]

@@ -1,6 +1,6 @@
-"""Which of the training images are trained on, and which are held out to choose settings by.
+"""Held-out validation images, and smaller training sets.
 
-Both follow from the labels alone: every seed, and every machine, has the same ones.
+Both depend only on the labels, so they are the same for every seed and on every machine.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from fastaug.errors import ConfigError
 def split_training(
     images: ImageSet, *, validation: float, train_images: int
 ) -> tuple[ImageSet, ImageSet | None]:
-    """The images to train on, and those that are held out of them; None if validation is 0.
+    """The images to train on, and the held-out ones or None.
 
-    They are held out of all of them: a smaller train_images has the same validation images.
+    validation: share of each class to hold out, whatever train_images is; 0: none.
+    train_images: number of images to train on, from all classes evenly; 0: all.
     """
     if not (validation or train_images):
         return images, None
@@ -46,7 +47,7 @@ def split_training(
 
 
 def held_out(labels: np.ndarray, share: float) -> np.ndarray:
-    """[N] bool: so much of each class, evenly spaced; a tenth is every tenth image."""
+    """[N] bool: True for this share of each class, evenly spaced (0.1: every tenth image)."""
     out = np.zeros(len(labels), bool)
     if share:
         for label in np.unique(labels):
@@ -58,7 +59,7 @@ def held_out(labels: np.ndarray, share: float) -> np.ndarray:
 
 
 def _evenly(labels: np.ndarray, count: int) -> np.ndarray:
-    """Places of the first images of each class, count in all and as many of each as can be."""
+    """Indices of the first images of each class, `count` in all, spread evenly over the classes."""
     turn = np.zeros(len(labels), np.int64)
     for label in np.unique(labels):
         members = labels == label

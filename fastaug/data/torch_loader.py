@@ -1,4 +1,4 @@
-"""The torch loader: every image is decoded once and seen through K views, in worker processes."""
+"""The torch loader: worker processes decode every image once and make its K views."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 from fastaug.data.image_set import ImageSet
 from fastaug.data.loader import ViewLoader
 from fastaug.data.retry import (
+    BadImage,
     BadImagesError,
-    Fault,
     RetryError,
-    attempt,
     check_size,
     read_with_retries,
+    try_read,
 )
 from fastaug.data.sampler import BatchKey
 from fastaug.errors import DataError, first_line
 from fastaug.runtime.cores import worker_count
-from fastaug.runtime.trace import named, workers_file, write_to
+from fastaug.runtime.trace import start_worker_tracing, trace_range, worker_trace_file
 from fastaug.views.batch import VIEW_DTYPES, ViewBatch
 from fastaug.views.config import ViewConfig
 from fastaug.views.plan import draw_plans
@@ -40,61 +40,60 @@ log = logging.getLogger("fastaug")
 
 
 class TorchLoader(ViewLoader):
-    """An iterable of ViewBatch in the memory of the host."""
+    """An iterable of ViewBatch in host memory."""
 
     def _pass(self, keys: list[BatchKey]) -> Iterator[ViewBatch]:
-        # New workers for every epoch: forking takes 20 ms, and none stay when a pass is broken off.
+        # New workers in every epoch: forking takes 20 ms, and none are left when a pass is aborted.
         batches: DataLoader = DataLoader(
-            _ViewMaker(self.images, self._view, self._seed),
+            _ViewDataset(self.images, self._view, self._seed),
             sampler=keys,
             batch_size=None,
             num_workers=worker_count(self._data.workers),
             pin_memory=torch.cuda.is_available(),
-            worker_init_fn=partial(_start_worker, workers_file()),
-            # Its own: a pass must not draw from torch's numbers, which dropout goes on with.
+            worker_init_fn=partial(_start_worker, worker_trace_file()),
+            # Not torch's global generator, whose state dropout depends on.
             generator=torch.Generator(),
         )
-        for made in _while_workers_live(batches):
-            for line in made.said:
-                log.warning("%s", line)
-            if isinstance(made.batch, DataError):
-                raise made.batch
-            if made.batch is None:
-                raise BadImagesError(made.faults, made.images)
-            yield made.batch
+        for result in _worker_results(batches):
+            for message in result.warnings:
+                log.warning("%s", message)
+            if isinstance(result.batch, DataError):
+                raise result.batch
+            if result.batch is None:
+                raise BadImagesError(result.bad, result.batch_size)
+            yield result.batch
 
 
-class _Made(NamedTuple):
-    """What comes out of a worker. Errors are not raised there: torch would bury them in a
-    traceback; and nothing is logged: the trainer's console may be locked for ever in a fork."""
+class _WorkerResult(NamedTuple):
+    """What a worker returns. It raises no errors, which torch would bury in a traceback, and logs
+    nothing: a lock of the trainer's console may be held forever in a fork."""
 
     batch: ViewBatch | DataError | None
-    said: list[str]
-    faults: Mapping[int, Fault]
-    """Without a batch: why."""
-    images: int
-    """That were read."""
+    """None if images are bad."""
+    warnings: list[str]
+    bad: Mapping[int, BadImage]
+    batch_size: int
 
 
-class _ViewMaker(Dataset):
-    """Runs in the workers; all that a batch needs comes with its key."""
+class _ViewDataset(Dataset):
+    """Makes one batch from its key, in a worker process."""
 
     def __init__(self, images: ImageSet, config: ViewConfig, seed: int) -> None:
         self._images, self._config, self._seed = images, config, seed
 
-    def __getitem__(self, key: BatchKey) -> _Made:
-        said: list[str] = []
-        say = log.warning if get_worker_info() is None else said.append
+    def __getitem__(self, key: BatchKey) -> _WorkerResult:
+        warnings: list[str] = []
+        warn = log.warning if get_worker_info() is None else warnings.append
         indices = list(map(int, key.indices))
         try:
-            with named("decode"):
-                first = {index: attempt(self._image, index) for index in indices}
-                images = read_with_retries(self._images, first, self._image, say)
+            with trace_range("decode"):
+                first = {index: try_read(self._image, index) for index in indices}
+                images = read_with_retries(self._images, first, self._image, warn)
         except BadImagesError as found:
-            return _Made(None, said, found.faults, found.images)
-        with named("views"):
+            return _WorkerResult(None, warnings, found.bad, found.batch_size)
+        with trace_range("views"):
             batch = self._views(key, [images[index] for index in indices])
-        return _Made(batch, said, {}, len(images))
+        return _WorkerResult(batch, warnings, {}, len(images))
 
     def _image(self, index: int) -> np.ndarray:
         image = self._images.image(index)
@@ -110,8 +109,8 @@ class _ViewMaker(Dataset):
             plans = draw_plans(config, self._seed, key.epoch, key.purpose, key.indices, sizes)
         except DataError as error:
             return error
-        for place, image in enumerate(images):
-            views[place].copy_(reference_views(image, plans.of_image(place), config))
+        for i, image in enumerate(images):
+            views[i].copy_(reference_views(image, plans.of_image(i), config))
         return ViewBatch(
             views.permute(0, 1, 4, 2, 3),
             torch.from_numpy(self._images.labels[key.indices]),
@@ -119,33 +118,34 @@ class _ViewMaker(Dataset):
         )
 
 
-def _while_workers_live(batches: DataLoader) -> Iterator[_Made]:
-    """What the workers make; a worker that was killed is a reason to start again, once."""
+def _worker_results(batches: DataLoader) -> Iterator[_WorkerResult]:
+    """The results of the workers; raises RetryError if one was killed."""
     try:
-        # What has threads, as DALI's pipelines, must not be collected in a fork, which has none.
+        # Objects with threads, such as DALI's pipelines, must not be collected in a fork, which has
+        # no such threads.
         gc.freeze()
         try:
-            with _without_torch_s_alarm():
-                made = iter(batches)
+            with _without_sigchld_handler():
+                results = iter(batches)
         finally:
             gc.unfreeze()
-        yield from made
+        yield from results
     except (RuntimeError, OSError, EOFError) as error:
-        # Of this process itself, or of a worker that is alive and has sent it.
+        # An error of this process, or one that a living worker has sent.
         if batches.num_workers == 0 or str(error).startswith("Caught "):
             raise
         raise RetryError(
             f"a worker process of the loader has died ({first_line(error)}), as when "
             "memory runs out (fewer --workers take less)",
-            times=1,
+            max_retries=1,
         ) from error
 
 
 @contextmanager
-def _without_torch_s_alarm() -> Iterator[None]:
-    """torch would raise an error wherever the training is when a worker dies, in a step as well.
+def _without_sigchld_handler() -> Iterator[None]:
+    """Undo torch's SIGCHLD handler, which raises wherever the main thread is, even in a step.
 
-    Without its handler the death is found when a batch is waited for, within 5 s.
+    Without it, a worker's death is found while waiting for a batch, within 5 s.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -157,19 +157,19 @@ def _without_torch_s_alarm() -> Iterator[None]:
         signal.signal(signal.SIGCHLD, before or signal.SIG_DFL)
 
 
-def _start_worker(ranges_file: str | None, _worker: int) -> None:
-    write_to(ranges_file)
-    if hasattr(faulthandler, "register"):  # for a watchdog that asks where a worker is
-        # Of the thread that is asked alone: the frames of others move while they are read.
+def _start_worker(trace_file: str | None, _worker: int) -> None:
+    start_worker_tracing(trace_file)
+    if hasattr(faulthandler, "register"):  # the watchdog asks for the stack
+        # Only this thread: the frames of others change while they are read.
         faulthandler.register(signal.SIGUSR1, file=2, all_threads=False)
     _leave_signals_to_trainer()
 
 
 def _leave_signals_to_trainer() -> None:
-    """Ctrl-C, and a cluster's SIGTERM, reach the whole process group; it is the trainer who saves.
+    """Ctrl-C and a cluster's SIGTERM reach the whole process group, but only the trainer saves.
 
-    Ctrl-C is ignored: the trainer ends its workers. SIGTERM is how multiprocessing ends them in
-    the last resort, so it must end them, but as a success: torch calls a killed worker an error.
+    Ctrl-C is ignored: the trainer ends its workers. SIGTERM, the last resort of multiprocessing,
+    ends the worker with exit code 0, as torch treats a killed worker as an error.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))

@@ -14,6 +14,7 @@ from fastaug.data.loader import ViewLoader
 from fastaug.data.sources import check_classes, open_split
 from fastaug.engine.loaders import build_evaluation_loader, scan_configured
 from fastaug.engine.metrics import Predictions, metrics_for
+from fastaug.kernels.registry import resolve_kernel
 from fastaug.runs.weights import model_from_checkpoint
 from fastaug.runtime.device import (
     autocast,
@@ -75,7 +76,7 @@ class Evaluation:
                 metrics = metrics_for(number)
                 # Sums over images stay on the device until the end: no host sync in the loop.
                 sums = torch.zeros(len(metrics) + 1, dtype=torch.float64, device=self._device)
-                predictions = self._predictions(model, self._loader(number))
+                predictions = self._predictions(model, number)
                 for _ in range(turns[number]):
                     if (prediction := next(predictions, None)) is not None:
                         values = [metric.compute(prediction) for metric in metrics]
@@ -103,15 +104,22 @@ class Evaluation:
         return self._loaders[views]
 
     @torch.inference_mode()
-    def _predictions(self, model: nn.Module, loader: ViewLoader) -> Iterator[Predictions]:
+    def _predictions(self, model: nn.Module, views: int) -> Iterator[Predictions]:
         """The network's outputs for each batch; the same views every time."""
+        loader = self._loader(views)
         loader.set_epoch(0)
+        kernel = resolve_kernel(
+            self._config.loss.kernel,
+            views=max(1, views),
+            classes=len(self._images.classes),
+            device=self._device,
+        )
         for batch in loader:
             batch = batch.to(self._device)
             with autocast(self._device, self._config.run.precision):
                 logits = model(batch.flat)
             logits = logits.float().unflatten(0, batch.views.shape[:2])
-            yield Predictions(logits, batch.labels, self._config.loss.kernel)
+            yield Predictions(logits, batch.labels, kernel)
 
 
 def evaluate_checkpoint(

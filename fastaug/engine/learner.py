@@ -15,12 +15,13 @@ from torch.optim.swa_utils import AveragedModel
 
 from fastaug.config import TrainConfig
 from fastaug.engine.optim import build_optimizer
-from fastaug.kernels.objective import ObjectiveTerms, objective
+from fastaug.kernels.objective import ObjectiveTerms, loss_terms
+from fastaug.kernels.registry import resolve_kernel
 from fastaug.models.build import build_configured_model
 from fastaug.models.sync_norm import synchronize_batch_norm
 from fastaug.runtime.device import autocast
 from fastaug.runtime.distributed import Group
-from fastaug.runtime.trace import named
+from fastaug.runtime.trace import trace_range
 from fastaug.views.batch import ViewBatch
 
 
@@ -38,6 +39,16 @@ class Learner:
         self.config = config
         self.device = device
         self.group = group or Group()
+        # One rank compiles for all.
+        self.kernel = self.group.in_turn(
+            lambda: resolve_kernel(
+                config.loss.kernel,
+                views=config.view.views,
+                classes=classes,
+                device=device,
+                average=config.loss.average,
+            )
+        )
         self.model = build_configured_model(config.model, classes, config.view.size).to(device)
         if config.model.batch_norm == "sync":
             synchronize_batch_norm(self.model, config.model.model, self.group)
@@ -75,18 +86,18 @@ class Learner:
         """
         config = self.config
         with nullcontext() if last or self._ranks is None else self._ranks.no_sync():
-            with named("forward"), autocast(self.device, config.run.precision):
+            with trace_range("forward"), autocast(self.device, config.run.precision):
                 logits = self.network(batch.flat)
-            with named("objective"):
-                terms = objective(
+            with trace_range("objective"):
+                terms = loss_terms(
+                    self.kernel,
                     logits.float().unflatten(0, batch.views.shape[:2]),
                     batch.labels,
                     average=config.loss.average,
                     kl_weight=config.loss.kl_weight,
                     label_smoothing=config.loss.label_smoothing,
-                    kernel=config.loss.kernel,
                 )
-            with named("backward"):
+            with trace_range("backward"):
                 # A non-finite loss may have a finite gradient. NaN as its weight makes the gradient
                 # NaN, and the sum over the ranks carries that to all of them.
                 is_finite = terms.loss.detach().isfinite()
@@ -98,7 +109,7 @@ class Learner:
 
         Returns True if the step was skipped: [] bool on the device.
         """
-        with named("optimizer"):
+        with trace_range("optimizer"):
             for group in self.optimizer.param_groups:
                 group["lr"] = rate
             self.scaler.unscale_(self.optimizer)
@@ -108,7 +119,7 @@ class Learner:
             self.optimizer.zero_grad(set_to_none=True)
             self._settle_buffers(skip)
             if self.ema is not None:
-                with named("ema"):
+                with trace_range("ema"):
                     self._move_average(self.ema, ~skip)
         return skip
 

@@ -11,7 +11,7 @@ from fastaug.config import TrainConfig
 from fastaug.data.config import DataConfig
 from fastaug.data.image_set import ImageSet
 from fastaug.data.loader import ViewLoader
-from fastaug.data.scan import scan_images
+from fastaug.data.scan import scan_and_check
 from fastaug.data.sources import open_split
 from fastaug.data.split import split_training
 from fastaug.data.torch_loader import TorchLoader
@@ -23,7 +23,7 @@ from fastaug.views.plan import check_padded_sizes
 
 def scan_configured(config: DataConfig, images: ImageSet) -> ImageSet:
     """The images with their manifest; bad ones are quarantined as the settings say."""
-    return scan_images(
+    return scan_and_check(
         images, full=config.scan == "full", max_bad=config.max_bad, workers=config.workers
     )
 

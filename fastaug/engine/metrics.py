@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fastaug.kernels.contract import Kernel
-from fastaug.kernels.objective import ObjectiveTerms, pairwise_kl
+from fastaug.kernels.objective import ObjectiveTerms, image_kl
 from fastaug.runtime.distributed import Group
 
 # --- evaluation ---
@@ -23,7 +23,8 @@ from fastaug.runtime.distributed import Group
 class Predictions:
     """The network's outputs for a batch: logits [B, K, C] and labels [B]."""
 
-    def __init__(self, logits: Tensor, labels: Tensor, kernel: str | Kernel = "auto") -> None:
+    def __init__(self, logits: Tensor, labels: Tensor, kernel: Kernel) -> None:
+        """kernel: for the pairwise KL, from resolve_kernel."""
         self.logits, self.labels, self.kernel = logits, labels, kernel
 
     @cached_property
@@ -83,7 +84,7 @@ def _tta_logits_top_k(predictions: Predictions, k: int) -> Tensor:
 
 def _invariance(predictions: Predictions) -> Tensor:
     """The mean pairwise KL between the views of an image."""
-    return pairwise_kl(predictions.logits, kernel=predictions.kernel)
+    return image_kl(predictions.kernel, predictions.logits)
 
 
 _CENTRAL = "central crop, top-1 / top-5"

@@ -20,7 +20,6 @@ from fastaug.engine.nonfinite import NonFiniteGuard, NonFiniteStep, Part
 from fastaug.engine.optim import learning_rate
 from fastaug.engine.profiling import Profiler, steps_to_record
 from fastaug.errors import DataError
-from fastaug.kernels.registry import find_kernel
 from fastaug.runs.checkpoint import check_continuable, load_checkpoint
 from fastaug.runs.console import RunConsole, announcement
 from fastaug.runs.folder import RunFolder
@@ -34,8 +33,8 @@ from fastaug.runtime.device import (
 )
 from fastaug.runtime.distributed import Agreement, Group, lost_rank
 from fastaug.runtime.signals import StopSignals, TrainingInterruptedError
-from fastaug.runtime.torchrun import launch_name
-from fastaug.runtime.trace import named
+from fastaug.runtime.torchrun import torchrun_id
+from fastaug.runtime.trace import trace_range
 from fastaug.runtime.watchdog import Watchdog
 from fastaug.views.batch import ViewBatch
 
@@ -60,10 +59,6 @@ class Trainer:
         """Of the held-out images, if there are any, and of the test images. The first one runs
         after each epoch and chooses best.pt."""
         torch.manual_seed(config.run.seed)
-        # Here rather than at the first step: a wrong name ends the run before it has begun, and
-        # one rank compiles for all.
-        logits = torch.empty(1, config.view.views, len(train.classes), device=self.device)
-        group.in_turn(lambda: find_kernel(config.loss.kernel, logits))
         self.learner = Learner(config, len(train.classes), self.device, group)
         self.loader = group.in_turn(
             lambda: build_loader(config, train, rank=group.rank, ranks=group.ranks)
@@ -216,7 +211,7 @@ class Trainer:
         """The rest of the epoch; the time spent waiting for it is measured."""
         batches = iter(self.loader)
         while True:
-            with named("wait for data"), self.speed.waiting():
+            with trace_range("wait for data"), self.speed.waiting():
                 batch = next(batches, None)
             if batch is None:
                 return
@@ -350,7 +345,7 @@ class Trainer:
         return {
             "config": self.config.to_flat(),
             "classes": list(self.train_images.classes),
-            "launch": launch_name(),
+            "launch": torchrun_id(),
             **self.learner.state_dict(),
             "step": self.step,
             "skipped_steps": self.nonfinite.count,

@@ -1,4 +1,4 @@
-"""The paper's central claims, looked for in one family of runs: seen, in part, not seen, not run.
+"""The paper's five claims, checked against one family: seen, in part, not seen, or not run.
 
 A difference counts if it is more than two standard errors from 0. Runs are compared seed by seed:
 those of one seed start from the same weights and see the same images and views in the same order.
@@ -13,7 +13,7 @@ from itertools import combinations
 from statistics import fmean, stdev
 from typing import Literal
 
-from fastaug.experiments.lookup import AVERAGES, chosen_at, views_of
+from fastaug.experiments.results import AVERAGES
 from fastaug.experiments.selection import Chosen, Selected
 
 Verdict = Literal["seen", "in part", "not seen", "not run"]
@@ -26,22 +26,21 @@ AROUND_ONE = (0.5, 2.0)
 
 @dataclass(frozen=True)
 class Claim:
-    """One claim, with the numbers that speak for or against it."""
+    """A claim of the paper, with the numbers for or against it."""
 
     text: str
-    """What the paper says."""
     verdict: Verdict
     evidence: tuple[str, ...]
-    """Lines of numbers, with their spread over the seeds; what is missing if it was not run."""
+    """Lines of numbers with their spread over the seeds, or what is missing if it was not run."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Of a measure between two settings, over the seeds that both have."""
+    """Difference of a measure between two settings, over the seeds that both have."""
 
     mean: float
     error: float
-    """Standard error of the mean; 0 with one seed, of which nothing can be said."""
+    """Standard error of the mean; 0 with one seed."""
     low: float
     high: float
     seeds: int
@@ -59,21 +58,18 @@ class Difference:
         return self.mean < 0 and self.is_clear
 
     def points(self) -> str:
-        """As percentage points."""
-        return self._shown(100, 1, " points")
+        """In percentage points."""
+        return self._format(100, ".1f", "points")
 
     def nats(self) -> str:
-        return self._shown(1, 3, " nats")
+        return self._format(1, ".3f", "nats")
 
-    def _shown(self, scale: float, digits: int, unit: str) -> str:
-        mean, error, low, high = (
-            scale * value for value in (self.mean, self.error, self.low, self.high)
-        )
+    def _format(self, scale: float, spec: str, unit: str) -> str:
+        values = (scale * value for value in (self.mean, self.low, self.high))
+        mean, low, high = (f"{value:+{spec}}" for value in values)
         if self.seeds == 1:
-            return f"{mean:+.{digits}f}{unit} (one seed)"
-        return (
-            f"{mean:+.{digits}f} ± {error:.{digits}f}{unit} [{low:+.{digits}f}, {high:+.{digits}f}]"
-        )
+            return f"{mean} {unit} (one seed)"
+        return f"{mean} ± {scale * self.error:{spec}} {unit} [{low}, {high}]"
 
 
 def difference(
@@ -103,7 +99,7 @@ def check_claims(selected: Selected) -> list[Claim]:
 
 
 def _tempered(claim: Claim) -> Claim:
-    """With one seed nothing tells a difference from noise: its sign alone is there to see."""
+    """A claim as one seed can support it: only the sign of a difference is known."""
     if claim.verdict == "not run":
         return claim
     verdict: Verdict = "in part" if claim.verdict == "seen" else claim.verdict
@@ -116,18 +112,16 @@ def _losses_beat_logits(selected: Selected) -> Claim:
         "Without the regularizer, averaging losses beats averaging logits, and the gap grows with K"
     )
     gaps: dict[int, Difference] = {}
-    for views in _multiplicities(selected):
-        losses, logits = (
-            chosen_at(selected, views, average, 0) for average in ("losses", "logits")
-        )
-        if losses and logits and (gap := difference(losses, logits, "top1")):
+    for views in selected.multiplicities:
+        losses, logits = (selected.at(views, average) for average in ("losses", "logits"))
+        if views > 1 and losses and logits and (gap := difference(losses, logits, "top1")):
             gaps[views] = gap
     if not gaps:
         return _not_run(text, "losses and logits at some K above 1, with a KL weight of 0")
     evidence = [f"K={views}: losses - logits {gap.points()}" for views, gap in gaps.items()]
     first, last = gaps[min(gaps)], gaps[max(gaps)]
     if len(gaps) == 1:
-        evidence.append("one K above 1: whether it grows cannot be said")
+        evidence.append("one K above 1: whether it grows is unknown")
     grows = len(gaps) > 1 and last.mean > first.mean
     return Claim(text, _verdict(last.is_gain, grows), tuple(evidence))
 
@@ -137,11 +131,11 @@ def _regularizer_helps(selected: Selected) -> Claim:
         "The regularizer improves the accuracy of the central crop and lowers the invariance "
         "measure, for all three objectives"
     )
-    views = _largest(selected)
+    views = selected.largest_k
     evidence, found = [], []
     for average in AVERAGES:
-        plain, regularized = (chosen_at(selected, views, average, weight) for weight in (0, 1))
-        if not (plain and regularized):
+        plain, regularized = (selected.at_weight(views, average, weight) for weight in (0, 1))
+        if views == 1 or not (plain and regularized):
             continue
         top1 = difference(regularized, plain, "top1")
         invariance = difference(regularized, plain, "invariance")
@@ -159,9 +153,9 @@ def _regularizer_helps(selected: Selected) -> Claim:
 
 def _regularized_are_equal(selected: Selected) -> Claim:
     text = "With the regularizer the three objectives are equally accurate, within noise"
-    views = _largest(selected)
-    chosen = {a: c for a in AVERAGES if (c := chosen_at(selected, views, a, 1)) is not None}
-    if len(chosen) < 2:
+    views = selected.largest_k
+    chosen = {a: c for a in AVERAGES if (c := selected.at_weight(views, a, 1)) is not None}
+    if views == 1 or len(chosen) < 2:
         return _not_run(text, "two objectives at some K above 1 with a KL weight of 1")
     pairs = {
         f"K={views}: {one} - {other}": gap
@@ -170,7 +164,7 @@ def _regularized_are_equal(selected: Selected) -> Claim:
     }
     evidence = [f"{name} {gap.points()}" for name, gap in pairs.items()]
     regularized = _range(chosen.values())
-    plain = _range(c for a in AVERAGES if (c := chosen_at(selected, views, a, 0)) is not None)
+    plain = _range(c for a in AVERAGES if (c := selected.at(views, a)) is not None)
     evidence.append(
         f"range of the means: {100 * regularized:.1f} points with the regularizer, "
         f"{100 * plain:.1f} without"
@@ -185,7 +179,7 @@ def _regularized_are_equal(selected: Selected) -> Claim:
 def _weight_is_flat(selected: Selected) -> Claim:
     low, high = AROUND_ONE
     text = f"The KL weight is flat around 1 (here: {low:g} to {high:g}), and 0 is worse"
-    views = _largest(selected)
+    views = selected.largest_k
     weights = {
         setting.kl_weight: chosen
         for setting, chosen in selected.chosen.items()
@@ -239,14 +233,6 @@ def _not_run(text: str, needed: str) -> Claim:
 def _missing(count: int) -> list[str]:
     """A line if fewer than all three objectives can be compared."""
     return [f"objectives that were run: {count} of 3"] if count < len(AVERAGES) else []
-
-
-def _multiplicities(selected: Selected) -> list[int]:
-    return [views for views in views_of(selected) if views > 1]
-
-
-def _largest(selected: Selected) -> int:
-    return max(_multiplicities(selected), default=0)
 
 
 def _by_seed(chosen: Chosen, measure: str) -> dict[int, float]:

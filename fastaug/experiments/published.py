@@ -1,4 +1,4 @@
-"""The numbers that the paper reports, and which of our families they may stand beside.
+"""Numbers that the paper reports, and the families they can be compared with.
 
 Botev, Bauer and De (2022), Tab. 1 (tab:results) and the appendix's table (tab:app:results): top-1
 test accuracy at K=1, and of the three objectives at K=16 on CIFAR-100 and K=8 on ImageNet.
@@ -16,14 +16,14 @@ from fastaug.recipes import get_recipe
 
 
 class Cell(NamedTuple):
-    """An accuracy between 0 and 1, and the paper's ±, which it does not explain."""
+    """An accuracy between 0 and 1 and its ± (the paper does not explain its own)."""
 
     value: float
     spread: float | None = None
 
 
 class Row(NamedTuple):
-    """With or without the regularizer; K=1 is the same row twice in the paper, too."""
+    """Accuracies with or without the regularizer; K=1 is the same in both, as in the paper."""
 
     single: Cell
     losses: Cell
@@ -41,7 +41,7 @@ class Published:
     """K of the three objectives."""
     central: dict[bool, Row]
     tta: dict[bool, Row]
-    """Empty where the appendix's table does not have the network."""
+    """Empty if the network is not in the appendix's table."""
 
 
 def _row(*values: float, spread: tuple[float, ...] = ()) -> Row:
@@ -49,7 +49,7 @@ def _row(*values: float, spread: tuple[float, ...] = ()) -> Row:
     return Row(*(Cell(value, s) for value, s in zip(values, spreads, strict=True)))
 
 
-PUBLISHED = {
+PUBLISHED = {  # by recipe
     "cifar100-wrn-16-4": Published(
         "CIFAR-100",
         "WRN 16-4",
@@ -82,33 +82,29 @@ PUBLISHED = {
         tta={},
     ),
 }
-"""By recipe."""
 
 
 def published(family: Family) -> Published | None:
-    """What the paper reports of a family, if it is one of its experiments."""
+    """The paper's numbers for a family, if it is one of its experiments."""
     recipe = _recipe(family)
     return PUBLISHED[recipe] if recipe else None
 
 
 def departures(family: Family) -> list[str]:
-    """Settings in which one of the paper's experiments was run unlike its recipe says."""
+    """Settings in which a run of the paper's experiment differs from its recipe."""
     recipe = _recipe(family)
     return fixed(get_recipe(recipe)).differences(fixed(family.config)) if recipe else []
 
 
 def _recipe(family: Family) -> str | None:
-    """Whose network, augmentation and number of images a family has: flags may have changed them,
-    and then it is another experiment."""
+    """The paper's recipe with the family's network, augmentation and number of images. Flags may
+    have changed them, and then it is another experiment."""
     ours = family.config
     for recipe in sorted(family.recipes & set(PUBLISHED)):
         theirs = get_recipe(recipe)
-        strong = [config.view.augment == "randaugment" for config in (ours, theirs)]
-        if (
-            ours.model.model == theirs.model.model
-            and not ours.data.train_images
-            and strong[0] == strong[1]
-        ):
+        strong = {config.view.augment == "randaugment" for config in (ours, theirs)}
+        same_network = ours.model.model == theirs.model.model
+        if same_network and not ours.data.train_images and len(strong) == 1:
             return recipe
     return None
 
@@ -122,7 +118,7 @@ def same_but_model(one: Family, other: Family) -> bool:
 
 
 def fixed(config: TrainConfig) -> TrainConfig:
-    """What runs of one family share: what the paper varies is set to one value."""
+    """A config with what the paper varies set to fixed values: what runs of a family share."""
     return config.replace(
         recipe="",
         views=1,

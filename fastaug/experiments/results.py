@@ -1,4 +1,4 @@
-"""Runs that are on the disk, as the figures and tables see them: families and settings."""
+"""Finished runs on disk, grouped into families and settings for figures and tables."""
 
 from __future__ import annotations
 
@@ -7,30 +7,33 @@ import os
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain, count
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from fastaug.config import TrainConfig, free_on_resume, setting_owners
 from fastaug.errors import DataError, FastaugError
+from fastaug.kernels.config import Average
 from fastaug.settings import flag
 
 Measures = dict[str, float]
+AVERAGES: tuple[Average, ...] = get_args(Average)
 
 _SWEPT = {"recipe", "views", "average", "kl_weight", "lr", "epochs", "seed", "augment"}
-"""What runs of one family may differ in, besides what makes no other training of it."""
+"""Settings that runs of one family may differ in, besides those that may change on resume."""
 
 
 class Setting(NamedTuple):
-    """What a curve of a figure has one point for."""
+    """A point of a figure's curve."""
 
     views: int
-    average: str
+    average: Average
     kl_weight: float
     augmented: bool = True
 
     @property
     def label(self) -> str:
-        """As people read it: K=4, average losses, KL weight 1."""
+        """For people: K=4, average losses, KL weight 1."""
         if not self.augmented:
             return "no augmentation"
         if self.views == 1:
@@ -40,7 +43,7 @@ class Setting(NamedTuple):
 
 
 def setting_of(config: TrainConfig) -> Setting:
-    """With one view, or with views that are all the same, the objectives coincide and the
+    """The setting of a run. With one view, or without augmentation, the objectives coincide and the
     regularizer is 0: that is one setting."""
     if config.view.augment == "none":
         return Setting(1, "losses", 0.0, augmented=False)
@@ -63,18 +66,18 @@ class Run:
 
     @property
     def measures(self) -> Measures:
-        """Of the test images: evaluation.Evaluation.measure says which."""
+        """Measures on the test images, as Evaluation.measure names them."""
         return self.summary["measures"]
 
     @property
     def validation(self) -> Measures | None:
-        """The same of the images that were held out."""
+        """The same measures on the held-out images."""
         return self.summary.get("validation")
 
 
 @dataclass(frozen=True)
 class Unfinished:
-    """A run folder that holds no result, and why."""
+    """A run folder without a result, and the reason."""
 
     folder: Path
     reason: str
@@ -82,17 +85,17 @@ class Unfinished:
 
 @dataclass(frozen=True)
 class Family:
-    """Runs that differ in what the paper varies and in nothing else: one set of figures."""
+    """Runs that differ only in what the paper varies: one set of figures."""
 
     title: str
     """For people: wrn-16-4 on cifar-100-python."""
     slug: str
-    """For names of files."""
+    """For file names; each family has its own."""
     runs: tuple[Run, ...]
 
     @property
     def config(self) -> TrainConfig:
-        """Of one of them: what they share is in it."""
+        """Config of the first run, for what all runs share."""
         return self.runs[0].config
 
     @property
@@ -107,7 +110,7 @@ class Results:
 
 
 def find_results(roots: Sequence[str | Path]) -> Results:
-    """All runs in and below some folders. Those that cannot be read are named, not an error."""
+    """All runs in and below some folders. Runs that cannot be read are listed as unfinished."""
     runs: list[Run] = []
     unfinished: list[Unfinished] = []
     for folder in _run_folders(roots):
@@ -136,7 +139,7 @@ def _run_folders(roots: Sequence[str | Path]) -> list[Path]:
 
 
 def read_config(folder: Path) -> TrainConfig | None:
-    """Of a run folder, finished or not; None if it has none that can be read."""
+    """Config of a run folder, finished or not; None if it cannot be read."""
     try:
         return TrainConfig.from_saved(_read_json(folder / "config.json"))
     except (OSError, ValueError, TypeError, FastaugError):
@@ -159,21 +162,23 @@ def _read_run(folder: Path) -> Run | Unfinished:
 
 
 def _check_kinds(config: TrainConfig, summary: dict[str, Any]) -> None:
-    """Runs may come from anyone: what figures go by must be of its kind."""
-    for name, kind in get_type_hints(TrainConfig).items():
+    """Raise TypeError for values of the wrong type: run folders may come from anyone."""
+    components = get_type_hints(TrainConfig).values()
+    hints = {name: kind for part in components for name, kind in get_type_hints(part).items()}
+    for name, kind in hints.items():
         plain = kind if isinstance(kind, type) else str if get_origin(kind) is Literal else tuple
         wanted = (int, float) if plain is float else plain
-        if not isinstance(getattr(config, name), wanted):
-            raise TypeError(f"{name} is no {plain.__name__}")
+        if not isinstance(config.get(name), wanted):
+            raise TypeError(f"{name} must be a {plain.__name__}")
     for measures in (summary["measures"], summary.get("validation", {"top1": 0.0})):
         if not isinstance(measures["top1"], (int, float)):
-            raise TypeError("top1 is no number")
+            raise TypeError("top1 must be a number")
 
 
 def _read_json(file: Path) -> dict[str, Any]:
     value = json.loads(file.read_text(encoding="utf-8"))
     if not isinstance(value, dict):
-        raise ValueError(f"{file.name} is no object")
+        raise ValueError(f"{file.name} must be a JSON object")
     return value
 
 
@@ -185,22 +190,27 @@ def _families(runs: Sequence[Run]) -> list[Family]:
     for key, members in shared.items():
         titles[_title(members[0].config)].append(key)
     families = []
+    slugs: set[str] = set()
     for title, keys in titles.items():
-        for number, key in enumerate(keys):
+        for key in keys:
             differing = _differing(keys, key) if len(keys) > 1 else ""
-            slug = "".join(c if c.isalnum() else "-" for c in title.lower()).strip("-")
-            slug += f"-{number + 1}" if number else ""
+            numbered = (f"{slug_of(title)}-{number}" for number in count(2))
+            slug = next(s for s in chain([slug_of(title)], numbered) if s not in slugs)
+            slugs.add(slug)
             members = sorted(shared[key], key=lambda run: (run.setting, run.config.run.seed))
             families.append(Family(title + differing, slug, tuple(members)))
     return sorted(families, key=lambda family: family.title)
 
 
+def slug_of(text: str) -> str:
+    """A text as part of a file name."""
+    return "".join(c if c.isalnum() else "-" for c in text.lower()).strip("-")
+
+
 def _shared(config: TrainConfig) -> tuple:
-    """What all runs of a family have in common."""
-    values = [
-        ("data", Path(config.data.data).name),
-        ("randaugment", config.view.augment == "randaugment"),
-    ]
+    """Values that all runs of a family have in common."""
+    strong = config.view.augment == "randaugment"
+    values = [("data", Path(config.data.data).name), ("randaugment", strong)]
     values += [
         (name, config.get(name))
         for name in setting_owners()
@@ -216,7 +226,7 @@ def _title(config: TrainConfig) -> str:
 
 
 def _differing(keys: Sequence[tuple], own: tuple) -> str:
-    """What sets a family apart from others of its title."""
+    """The settings that set a family apart from others of its title."""
     parts = [
         f"{flag(name)} {value}"
         for place, (name, value) in enumerate(own)

@@ -1,55 +1,112 @@
-"""Which learning rate and epoch budget is taken for each setting, as the paper does it."""
+"""The choice of learning rate and epoch budget for each setting, as the paper makes it."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Literal
+from typing import Annotated, Literal
+
+from tyro.conf import arg
 
 from fastaug.errors import DataError
 from fastaug.experiments.results import Family, Results, Run, Setting
+from fastaug.kernels.config import Average
 
 Images = Literal["validation", "test"]
 SelectOn = Literal["auto", "validation", "test"]
 
+RunsFlag = Annotated[
+    tuple[str, ...],
+    arg(metavar="RUNS...", help="Run folders, or folders that hold some, at any depth."),
+]
+SelectOnFlag = Annotated[
+    SelectOn,
+    arg(
+        help="Images that choose each setting's learning rate and epochs, by top-1. auto: the "
+        "held-out images if every run of a family has some, else the test images, as in the paper."
+    ),
+]
+
+REGULARIZER = {False: "without the regularizer", True: "with the regularizer"}
+
 
 @dataclass(frozen=True)
 class Chosen:
-    """The runs of a setting at its best learning rate and number of epochs: one for each seed."""
+    """The runs of a setting at its best learning rate and number of epochs, one per seed."""
 
     setting: Setting
     lr: float
     epochs: int
     score: float
-    """What it was chosen by: top-1 of the central crop."""
+    """Top-1 of the central crop on the images that the choice is made by."""
     candidates: int
-    """Pairs of learning rate and epochs that it was chosen from."""
+    """Number of (learning rate, epochs) pairs to choose from."""
     runs: tuple[Run, ...]
     edges: tuple[str, ...] = ()
-    """Where the choice lies on the edge of the grid, beyond which a better one may be: "largest
-    lr", "fewest epochs"."""
+    """Edges of the grid that the choice lies on ("largest lr", "fewest epochs"): a better one may
+    lie beyond them."""
 
     def values(self, measure: str) -> list[float]:
-        """A measure on the test images, for each seed; runs that lack it are left out."""
+        """A measure on the test images, per seed; runs that lack it are left out."""
         found = (run.measures.get(measure) for run in self.runs)
         return [value for value in found if value is not None]
 
     def mean(self, measure: str) -> float | None:
-        """Over the seeds."""
+        """Mean over the seeds."""
         values = self.values(measure)
         return fmean(values) if values else None
 
 
 @dataclass(frozen=True)
 class Selected:
-    """A family, and what was chosen in it: all that figures and tables are made of."""
+    """A family and the choice for each of its settings: the input of figures and tables."""
 
     family: Family
     on: Images
-    """Which images the choice was made by."""
+    """Images that the choice is made by."""
     chosen: Mapping[Setting, Chosen]
+
+    @property
+    def multiplicities(self) -> list[int]:
+        """Numbers of views K that were run with augmentation, ascending."""
+        return sorted({setting.views for setting in self.chosen if setting.augmented})
+
+    @property
+    def largest_k(self) -> int:
+        return max(self.multiplicities, default=1)
+
+    @property
+    def regularizer_weight(self) -> float:
+        """KL weight that "with the regularizer" refers to: the paper's 1 if it was run, else the
+        one that most settings have; 1 if there is none."""
+        weights = Counter(setting.kl_weight for setting in self.chosen if setting.kl_weight)
+        if not weights or 1.0 in weights:
+            return 1.0
+        return max(weights, key=lambda weight: (weights[weight], -abs(weight - 1)))
+
+    def at(self, views: int, average: Average, *, regularized: bool = False) -> Chosen | None:
+        return self.at_weight(views, average, self.regularizer_weight if regularized else 0.0)
+
+    def at_weight(self, views: int, average: Average, kl_weight: float) -> Chosen | None:
+        """The choice of one setting. At K=1 all objectives are the same setting."""
+        if views == 1:
+            return self.chosen.get(Setting(1, "losses", 0.0))
+        return self.chosen.get(Setting(views, average, kl_weight))
+
+
+def missing_objectives(found: Container[tuple[str, bool]], averages: Sequence[str]) -> list[str]:
+    """Objectives that were not run with the regularizer, without it, or at all.
+
+    found: (average, regularized) of those that were run.
+    """
+    words = []
+    for average in averages:
+        absent = [how for key, how in REGULARIZER.items() if (average, key) not in found]
+        several = len(absent) == len(REGULARIZER)
+        words += [f"average {average}"] if several else [f"average {average} {h}" for h in absent]
+    return words
 
 
 def select_families(results: Results, asked: SelectOn = "auto") -> list[Selected]:
@@ -61,16 +118,14 @@ def select_families(results: Results, asked: SelectOn = "auto") -> list[Selected
 
 
 def resolve_select_on(runs: Sequence[Run], asked: SelectOn) -> Images:
-    """auto: the validation images where every run has held some out, else the test images."""
+    """auto: the validation images if every run has held some out, else the test images."""
     without = [run for run in runs if run.validation is None]
     if asked == "validation" and without:
         raise DataError(
             f"--select-on validation: {without[0].folder} has held out no images; train with "
             "--validation 0.1, or use --select-on test"
         )
-    if asked == "test" or without:
-        return "test"
-    return "validation"
+    return "test" if asked == "test" or without else "validation"
 
 
 def select(runs: Iterable[Run], on: Images) -> dict[Setting, Chosen]:
@@ -109,7 +164,7 @@ def _best(
 def _edge(
     best: Collection[float], tried: Collection[float], lowest: str, highest: str
 ) -> list[str]:
-    """Where all of the best lie at one end of what was tried."""
+    """The name of the end of `tried` that all of the best lie at."""
     if len(tried) == 1 or len(best) > 1:
         return []
     return [lowest] if min(tried) in best else [highest] if max(tried) in best else []

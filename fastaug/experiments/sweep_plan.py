@@ -1,4 +1,4 @@
-"""What a sweep is going to run: by name, in one stage or two."""
+"""The runs of a sweep, by name, in one stage or two."""
 
 from __future__ import annotations
 
@@ -8,50 +8,56 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+from rich.table import Table
+
 from fastaug.config import TrainConfig, free_on_resume
 from fastaug.data.sources import open_split
 from fastaug.data.split import split_training
 from fastaug.errors import ConfigError
 from fastaug.experiments.grids import Grid, expand
-from fastaug.experiments.selection import Chosen
-from fastaug.experiments.sweep_options import GRID, SweepConfig
+from fastaug.experiments.selection import Selected
+from fastaug.experiments.sweep_config import GRID, SweepConfig
 
 VALIDATION = 0.1
-"""Share of the training images that is held out to choose by, if nothing else is said."""
+"""Default share of the training images that is held out to choose by."""
 
 Configs = dict[str, TrainConfig]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The runs of a sweep. Those of the second stage depend on what the first one finds."""
+    """The runs of a sweep. Those of the second stage depend on the results of the first."""
 
-    options: SweepConfig
+    sweep: SweepConfig
     grids: tuple[Grid, ...]
     changes: Mapping[str, Any]
     """Settings that the flags give to every run."""
     images: int
-    """Training images of a run; 0: not known."""
+    """Training images of a run; 0: unknown."""
 
     @property
     def folder(self) -> Path:
-        return Path(self.options.out or f"sweeps/{self.options.experiment}").expanduser()
+        return Path(self.sweep.out or f"sweeps/{self.sweep.experiment}").expanduser()
+
+    def run_folder(self, name: str) -> Path:
+        return self.folder / "runs" / name
 
     @property
     def tuning(self) -> Configs:
         """The first stage: every point of the grid."""
-        return expand(self.grids, range(self.options.tune_seed_count), self.changes)
+        return expand(self.grids, range(self.sweep.tune_seed_count), self.changes)
 
     @property
     def further_seeds(self) -> range:
-        """Of the second stage, which runs what was chosen; empty if there is none."""
-        return range(self.options.tune_seed_count, self.options.seed_count)
+        """Seeds of the second stage; empty if there is none."""
+        return range(self.sweep.tune_seed_count, self.sweep.seed_count)
 
-    def reruns(self, chosen: Iterable[Chosen]) -> Configs:
-        """The second stage: the choice of each setting with the seeds that are left."""
+    def reruns(self, selected: Iterable[Selected]) -> Configs:
+        """The second stage: the choice of each setting with the remaining seeds."""
         configs: Configs = {}
-        for choice in chosen:
-            first = choice.runs[0].config
+        for chosen in (chosen for one in selected for chosen in one.chosen.values()):
+            first = chosen.runs[0].config
             grid = Grid(
                 first.run.recipe,
                 views=(first.view.views,),
@@ -64,35 +70,44 @@ class Plan:
         return configs
 
     def views(self, configs: Iterable[TrainConfig]) -> int:
-        """That are trained on in all, as whole steps."""
+        """Views that these runs train on."""
         return sum(self.steps(config) * config.optim.batch_size for config in configs)
 
     def steps(self, config: TrainConfig) -> int:
-        """Of a whole run; 0 where the images are not known."""
+        """Steps of a whole run; 0 if the number of images is unknown."""
         unique = config.images_per_step
-        left_out = config.data.last_batch == "drop"
-        return config.optim.epochs * (
-            self.images // unique if left_out else -(-self.images // unique)
-        )
+        dropped = config.data.last_batch == "drop"
+        steps = self.images // unique if dropped else -(-self.images // unique)
+        return config.optim.epochs * steps
+
+    def study_name(self, stage: str, configs: Configs) -> str:
+        """Name of a stage in the storage. Another grid or other settings make another study:
+        Optuna's studies are fixed when they are made. What an earlier one has finished is found in
+        the run folders."""
+        digest = hashlib.sha256()
+        for name in sorted(configs):
+            config = configs[name].to_flat()
+            kept = {k: v for k, v in sorted(config.items()) if k not in free_on_resume()}
+            digest.update(f"{name} {kept} {Path(config['data']).name}\n".encode())
+        return f"{self.sweep.study or self.sweep.experiment} {stage} {digest.hexdigest()[:8]}"
 
 
-def make_plan(options: SweepConfig, changes: Mapping[str, Any]) -> Plan:
+def make_plan(sweep: SweepConfig, changes: Mapping[str, Any]) -> Plan:
     """changes: settings of fastaug.train that the flags gave."""
-    overridden = {name: values for name in GRID if (values := getattr(options, name))}
-    grids = tuple(replace(grid, **overridden) for grid in options.base.grids)
+    overridden = {name: values for name in GRID if (values := getattr(sweep, name))}
+    grids = tuple(replace(grid, **overridden) for grid in sweep.base.grids)
     changes = dict(changes)
     first = next(iter(expand(grids[:1], [0], changes).values()))
-    if options.select_on == "validation" and not first.data.validation:
+    if sweep.select_on == "validation" and not first.data.validation:
         if "validation" in changes:
             raise ConfigError(
                 "--select-on validation needs a --validation above 0; or use --select-on test"
             )
         changes["validation"] = VALIDATION
-    elif options.select_on == "test":
+    elif sweep.select_on == "test":
         changes.setdefault("validation", 0.0)
-    plan = Plan(options, grids, changes, images=0)
     config = first.replace(**{k: v for k, v in changes.items() if k == "validation"})
-    plan = replace(plan, images=_images(options, config))
+    plan = Plan(sweep, grids, changes, _image_count(sweep, config))
     for config in plan.tuning.values():
         if plan.images and not plan.steps(config):
             raise ConfigError(
@@ -103,8 +118,8 @@ def make_plan(options: SweepConfig, changes: Mapping[str, Any]) -> Plan:
     return plan
 
 
-def _images(options: SweepConfig, config: TrainConfig) -> int:
-    """Training images of each run, from the data if it is at hand."""
+def _image_count(sweep: SweepConfig, config: TrainConfig) -> int:
+    """Training images of each run, from the data if it is given."""
     if config.data.data:
         train, _ = split_training(
             open_split(config.data.data, "train"),
@@ -112,20 +127,55 @@ def _images(options: SweepConfig, config: TrainConfig) -> int:
             train_images=config.data.train_images,
         )
         return len(train)
-    if not options.dry_run:
+    if not sweep.dry_run:
         raise ConfigError(
-            f"{options.experiment}: give --data PATH (or --dry-run, which needs no data)"
+            f"{sweep.experiment}: give --data PATH (or --dry-run, which needs no data)"
         )
-    return config.data.train_images or int(options.base.images * (1 - config.data.validation))
+    return config.data.train_images or int(sweep.base.images * (1 - config.data.validation))
 
 
-def study_name(options: SweepConfig, stage: str, configs: Configs) -> str:
-    """Of a stage in the storage. Another grid is another study, as Optuna's are fixed when they are
-    made; so are other settings, whose results are no results of these. What an earlier one has
-    finished is found in the run folders."""
-    digest = hashlib.sha256()
-    for name in sorted(configs):
-        config = configs[name].to_flat()
-        kept = {k: v for k, v in sorted(config.items()) if k not in free_on_resume()}
-        digest.update(f"{name} {kept} {Path(config['data']).name}\n".encode())
-    return f"{options.study or options.experiment} {stage} {digest.hexdigest()[:8]}"
+def show_plan(plan: Plan) -> None:
+    """Print how many runs and views a sweep is."""
+    console = Console(highlight=False)
+    tuning, sweep = plan.tuning, plan.sweep
+    table = Table(title=f"{sweep.experiment}: {sweep.base.about}", title_justify="left")
+    table.add_column("recipe", no_wrap=True)
+    for column in ("K", "settings", "points", "seeds", "runs", "views"):
+        table.add_column(column, justify="right", no_wrap=True)
+    groups: dict[tuple[str, int], list[TrainConfig]] = {}
+    for config in tuning.values():
+        groups.setdefault((config.run.recipe, config.view.views), []).append(config)
+    for (recipe, views), configs in groups.items():
+        settings = {(config.loss.average, config.loss.kl_weight) for config in configs}
+        points = {(config.optim.lr, config.optim.epochs) for config in configs}
+        seeds = {config.run.seed for config in configs}
+        counts = (views, len(settings), len(points), len(seeds), len(configs))
+        table.add_row(recipe, *(f"{n:,}" for n in counts), _short(plan.views(configs)))
+    console.print(table)
+    total = f"{_runs(len(tuning))}, {_short(plan.views(tuning.values()))} views"
+    if plan.further_seeds:
+        longest: dict[tuple, TrainConfig] = {}
+        for config in tuning.values():
+            key = (config.run.recipe, config.view.views, config.loss.average, config.loss.kl_weight)
+            longest[key] = max(longest.get(key, config), config, key=lambda c: c.optim.epochs)
+        times = len(plan.further_seeds)
+        total += (
+            f" to choose rate and epochs; then {_runs(len(longest) * times)}, at most "
+            f"{_short(plan.views(longest.values()) * times)} views, of the choices with {times} "
+            f"more {'seed' if times == 1 else 'seeds'}"
+        )
+    images = f"{plan.images:,} training images" if plan.images else "training images unknown"
+    where = "" if next(iter(tuning.values())).data.data else ", as no --data is given"
+    console.print(f"{total} ({images} a run{where}); folder {plan.folder}", soft_wrap=True)
+
+
+def _runs(count: int) -> str:
+    return "1 run" if count == 1 else f"{count:,} runs"
+
+
+def _short(count: int) -> str:
+    """12,345 as it is, larger numbers in millions and billions."""
+    for unit, size in (("billion", 10**9), ("million", 10**6)):
+        if count >= size:
+            return f"{count / size:,.1f} {unit}"
+    return f"{count:,}"

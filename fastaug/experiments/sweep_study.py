@@ -1,20 +1,20 @@
 """A stage of a sweep in Optuna's storage: which runs are done, running, waiting or failed.
 
 Every point of the grid is one value of a single parameter, the run's name: at K=1 the objectives
-coincide, so the runs are no product of their settings.
+coincide, so the runs are not a product of their settings.
 """
 
 from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fastaug.errors import ConfigError, first_line
-from fastaug.experiments.sweep_training import RunFailed
+from fastaug.experiments.training_process import RunFailedError
 from fastaug.runtime.signals import TrainingInterruptedError
 
 if TYPE_CHECKING:
@@ -22,18 +22,17 @@ if TYPE_CHECKING:
     from optuna.storages import RDBStorage
     from optuna.trial import FrozenTrial
 
-GRACE = 4
+MISSED_HEARTBEATS = 4
 """Heartbeats that a worker may miss before it is taken for dead."""
-LOST = 20
-"""Times that a run may lose its worker. Machines that are taken away are no fault of the run, but
-one that brings down every machine must end too."""
-_TRIES, _PAUSE = 4, 0.5
-_SQLITE_PATIENCE = 60.0
-"""Seconds that a worker waits for others that write."""
+MAX_LOST = 20
+"""Times that a run may lose its worker. A machine that is taken away is not the run's fault, but a
+run that brings down every machine must end, too."""
+_OPEN_TRIES, _OPEN_PAUSE = 4, 0.5
+_SQLITE_TIMEOUT = 60.0
 
 
 def open_storage(url: str, heartbeat: int) -> RDBStorage:
-    """The storage of an URL, or a ConfigError that says what is wrong with it."""
+    """The storage at a URL; ConfigError if it cannot be opened."""
     try:
         import optuna
         from sqlalchemy.exc import SQLAlchemyError
@@ -42,46 +41,46 @@ def open_storage(url: str, heartbeat: int) -> RDBStorage:
             f"fastaug.sweep needs Optuna ({error}): pip install 'fastaug[paper]'"
         ) from error
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    # Heartbeats are "experimental" in Optuna since 2.9, years ago.
+    # Heartbeats have been "experimental" in Optuna since 2.9, years ago.
     warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
-    engine: dict[str, Any] = {"pool_pre_ping": True}
-    if url.startswith("sqlite"):
-        engine = {"connect_args": {"timeout": _SQLITE_PATIENCE}}
     try:
-        # Two workers that make the tables of a new database at once get in each other's way: what
-        # the second one finds missing is there a moment later.
-        for _ in range(_TRIES - 1):
+        # Two workers that make the tables of a new database at once disturb each other: what one
+        # finds missing is there a moment later.
+        for _ in range(_OPEN_TRIES - 1):
             with suppress(SQLAlchemyError):
-                return _storage(url, engine, heartbeat)
-            time.sleep(_PAUSE)
-        return _storage(url, engine, heartbeat)
+                return _rdb_storage(url, heartbeat)
+            time.sleep(_OPEN_PAUSE)
+        return _rdb_storage(url, heartbeat)
     except ImportError as error:
         raise ConfigError(
-            f"--storage {shown(url)}: the database's driver is not installed; pip install "
-            "'psycopg[binary]' for postgresql://..., or PyMySQL for mysql+pymysql://..."
+            f"--storage {without_password(url)}: the database's driver is not installed; "
+            "pip install 'psycopg[binary]' for postgresql://..., or PyMySQL for mysql+pymysql://..."
         ) from error
     except (ValueError, SQLAlchemyError) as error:
+        reason = first_line(error).replace(url, without_password(url))
         raise ConfigError(
-            f"--storage {shown(url)}: cannot be opened ({_hide(first_line(error), url)}); is the "
-            "server running, or the folder there? It takes postgresql://USER:PASSWORD@HOST/"
-            "DATABASE, mysql+pymysql://..., or sqlite:///FILE"
+            f"--storage {without_password(url)}: cannot be opened ({reason}); is the server "
+            "running, or the folder there? It takes postgresql://USER:PASSWORD@HOST/DATABASE, "
+            "mysql+pymysql://..., or sqlite:///FILE"
         ) from error
 
 
-def _storage(url: str, engine: dict[str, Any], heartbeat: int) -> RDBStorage:
+def _rdb_storage(url: str, heartbeat: int) -> RDBStorage:
     from optuna.storages import RDBStorage
 
+    engine: dict[str, Any] = {"pool_pre_ping": True}
+    if url.startswith("sqlite"):
+        engine = {"connect_args": {"timeout": _SQLITE_TIMEOUT}}
     return RDBStorage(
         url,
         engine_kwargs=engine,
         heartbeat_interval=heartbeat,
-        grace_period=GRACE * heartbeat,
-        heartbeat_stale_trial_callback=_put_back_lost,
+        grace_period=MISSED_HEARTBEATS * heartbeat,
+        heartbeat_stale_trial_callback=_requeue_lost,
     )
 
 
-def shown(url: str) -> str:
-    """An URL without its password."""
+def without_password(url: str) -> str:
     from sqlalchemy.engine import make_url
     from sqlalchemy.exc import ArgumentError
 
@@ -91,20 +90,16 @@ def shown(url: str) -> str:
         return "(no URL)" if "@" in url else url
 
 
-def _hide(text: str, url: str) -> str:
-    return text.replace(url, shown(url))
-
-
 @dataclass(frozen=True)
-class Standing:
-    """How far a stage is, in names of runs."""
+class StageStatus:
+    """Progress of a stage, as names of runs."""
 
     done: frozenset[str]
     running: frozenset[str]
     failed: frozenset[str]
-    """For good: tried as often as is allowed."""
+    """Runs that have used up their retries."""
     can_start: bool
-    """Whether there is one that nobody works on."""
+    """Whether there is a run that no worker has taken."""
 
     @property
     def settled(self) -> int:
@@ -112,36 +107,36 @@ class Standing:
 
 
 class Stage:
-    """The runs of some names, shared by all workers of the storage. One object for each thread."""
+    """The runs of a stage, shared by all workers of the storage. One object per thread."""
 
     def __init__(self, storage: RDBStorage, name: str, runs: Sequence[str], heartbeat: int) -> None:
         import optuna
 
         self._storage, self._runs = storage, sorted(runs)
-        self._patience = GRACE * heartbeat
+        self._patience = MISSED_HEARTBEATS * heartbeat
         self._first_seen: dict[int, float] = {}
         self.study = optuna.create_study(
             study_name=name,
             storage=storage,
-            # The seed is the order of the runs, which all workers must agree on.
+            # The seed gives the order of the runs, which all workers must agree on.
             sampler=optuna.samplers.GridSampler({"run": self._runs}, seed=0),
             direction="maximize",
             load_if_exists=True,
         )
 
-    def standing(self) -> Standing:
+    def status(self) -> StageStatus:
         from optuna.trial import TrialState
 
         found: dict[TrialState, set[str]] = {state: set() for state in TrialState}
         for trial in self.study.get_trials(deepcopy=False):
-            # One that was just taken may not have its name yet.
+            # A trial that was just taken may not have its name yet.
             found[trial.state].add(trial.params.get("run", f"trial {trial.number}"))
         done = found[TrialState.COMPLETE]
         running, waiting = found[TrialState.RUNNING] - done, found[TrialState.WAITING] - done
         failed = found[TrialState.FAIL] & set(self._runs) - done - running - waiting
         untouched = len(set(self._runs) - done - failed - running)
         nameless = len(running - set(self._runs))
-        return Standing(
+        return StageStatus(
             frozenset(done),
             frozenset(running),
             frozenset(failed),
@@ -149,10 +144,16 @@ class Stage:
         )
 
     def is_settled(self) -> bool:
-        return self.standing().settled == len(self._runs)
+        return self.status().settled == len(self._runs)
 
-    def notice_the_dead(self) -> None:
-        """Runs whose worker gives no sign of life any more wait for another one."""
+    def results(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """(name, attributes) of the runs that have finished anywhere."""
+        for trial in self.study.get_trials(deepcopy=False):
+            if trial.params.get("run") in self._runs and "summary" in trial.user_attrs:
+                yield trial.params["run"], trial.user_attrs
+
+    def requeue_lost(self) -> None:
+        """Queue runs again whose worker gives no sign of life."""
         import optuna
         from optuna.trial import TrialState
 
@@ -161,22 +162,22 @@ class Stage:
         for trial in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             since = self._first_seen.setdefault(trial.number, time.monotonic())
             if "worker" not in trial.user_attrs and time.monotonic() - since > self._patience:
-                # Not study.tell: GridSampler may want to stop an optimization that is none.
+                # Not study.tell: GridSampler may want to stop an optimization that is not running.
                 with suppress(optuna.exceptions.UpdateFinishedTrialError):  # another was first
                     self._storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)
-                    put_back(self.study, trial, "lost", most=LOST)
+                    _requeue_lost(self.study, trial)
 
-    def give_failed_another_chance(self) -> None:
-        """What failed for good in an earlier call of the command may have been mended since."""
-        failed = self.standing().failed
+    def requeue_failed(self) -> None:
+        """Queue failed runs again: the cause may have been fixed since."""
+        failed = self.status().failed
         for trial in self.study.get_trials(deepcopy=False):
             if trial.params.get("run") in failed:
-                put_back(self.study, trial, "interrupted")
+                requeue(self.study, trial, "interrupted")
                 failed -= {trial.params["run"]}
 
-    def work_on_one(self, run: Callable[[str, optuna.Trial], float], retries: int) -> None:
-        """Take a run that nobody works on. What `run` raises is raised again, unless it is a
-        failure of this run alone."""
+    def run_one(self, run: Callable[[str, optuna.Trial], float], retries: int) -> None:
+        """Call `run` for a run that no worker has taken. Errors are raised again; after a
+        RunFailedError the run is queued for another try."""
         import optuna
 
         taken: optuna.Trial | None = None
@@ -192,22 +193,18 @@ class Stage:
 
         try:
             self.study.optimize(objective, n_trials=1)
-        except RunFailed as failure:
+        except RunFailedError as failure:
             assert taken is not None
-            if not self._put_back(taken, "failed", retries):
-                raise RunFailed(f"{failure}; given up after {retries + 1} tries") from failure
+            if not requeue(self.study, self.study.trials[taken.number], "failed", retries):
+                raise RunFailedError(f"{failure}; given up after {retries + 1} tries") from failure
             raise
         except TrainingInterruptedError:
             assert taken is not None
-            self._put_back(taken, "interrupted", None)
+            requeue(self.study, self.study.trials[taken.number], "interrupted")
             raise
 
-    def _put_back(self, trial: optuna.Trial, why: str, most: int | None) -> bool:
-        return put_back(self.study, self.study.trials[trial.number], why, most)
-
     def _is_taken_twice(self, number: int, name: str) -> bool:
-        """Two workers may draw the same point when it is among the last: the first one has it, or
-        is done by now."""
+        """Two workers may draw the same point when few are left: the first one keeps it."""
         from optuna.trial import TrialState
 
         others = [t for t in self.study.get_trials(deepcopy=False) if t.params.get("run") == name]
@@ -215,13 +212,13 @@ class Stage:
         return any(running) or any(t.state == TrialState.COMPLETE for t in others)
 
 
-def _put_back_lost(study: optuna.Study, trial: FrozenTrial) -> None:
-    put_back(study, trial, "lost", most=LOST)
+def _requeue_lost(study: optuna.Study, trial: FrozenTrial) -> None:
+    requeue(study, trial, "lost", most=MAX_LOST)
 
 
-def put_back(study: optuna.Study, trial: FrozenTrial, why: str, most: int | None = None) -> bool:
-    """A trial that has ended without a result waits anew, as the same point of the grid; False if
-    that has been done too often for this reason."""
+def requeue(study: optuna.Study, trial: FrozenTrial, why: str, most: int | None = None) -> bool:
+    """Queue an ended trial again, as the same point of the grid; False if that has been done
+    `most` times for this reason."""
     import optuna
 
     times = trial.user_attrs.get(why, 0) + 1

@@ -1,30 +1,34 @@
-"""The workers of a sweep on this machine: threads that each see to one training at a time."""
+"""The workers of a sweep on this machine: threads that run one training at a time."""
 
 from __future__ import annotations
 
 import os
 import socket
+import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fastaug.config import TrainConfig
-from fastaug.errors import ConfigError
-from fastaug.experiments.sweep_options import SweepConfig
-from fastaug.experiments.sweep_plan import Configs, Plan, study_name
-from fastaug.experiments.sweep_progress import SweepProgress
-from fastaug.experiments.sweep_study import Stage
-from fastaug.experiments.sweep_training import (
-    RunDiverged,
-    RunFailed,
+from fastaug.errors import ConfigError, printable
+from fastaug.experiments.sweep_config import GRID, SweepConfig
+from fastaug.experiments.sweep_plan import Configs, Plan
+from fastaug.experiments.sweep_study import Stage, StageStatus
+from fastaug.experiments.training_process import (
+    RunDivergedError,
+    RunFailedError,
     finished_summary,
     run_training,
 )
+from fastaug.runtime.atomic import write_json
 from fastaug.runtime.cores import core_count
 from fastaug.runtime.signals import StopSignals, TrainingInterruptedError
 
@@ -32,34 +36,36 @@ if TYPE_CHECKING:
     import optuna
     from optuna.storages import RDBStorage
 
-_LOOK_AGAIN = 1.0
-_MOST_ON_A_CPU = 8
+_POLL_SECONDS = 1.0
+_MAX_CPU_JOBS = 8
 
 
 @dataclass(frozen=True)
 class Slot:
-    """A part of this machine that one training has."""
+    """The share of this machine that one training gets."""
 
     number: int
     environment: Mapping[str, str]
 
 
-def slots(options: SweepConfig, device: str) -> list[Slot]:
-    """As many as --jobs says, with GPUs or cores of their own."""
+def machine_slots(sweep: SweepConfig, device: str) -> list[Slot]:
+    """--jobs slots, each with its own GPUs or cores."""
     gpus = torch.cuda.device_count() if device in ("auto", "cuda") else 0
     if gpus:
-        jobs = options.jobs or max(1, gpus // options.ranks)
-        if jobs * options.ranks > gpus:
+        jobs = sweep.jobs or max(1, gpus // sweep.ranks)
+        if jobs * sweep.ranks > gpus:
             raise ConfigError(
-                f"--jobs {jobs} x --ranks {options.ranks} are more than the {gpus} GPUs here"
+                f"--jobs {jobs} x --ranks {sweep.ranks} are more than the {gpus} GPUs here"
             )
-        return [Slot(i, {"CUDA_VISIBLE_DEVICES": _gpus(i, options.ranks)}) for i in range(jobs)]
+        return [Slot(i, {"CUDA_VISIBLE_DEVICES": _gpus(i, sweep.ranks)}) for i in range(jobs)]
     cores = core_count()
-    jobs = options.jobs or max(1, min(cores // options.ranks, _MOST_ON_A_CPU))
-    # torch's threads of several processes on the same cores wait for one another.
-    threads = str(max(1, cores // (jobs * options.ranks)))
-    given = os.environ.get("OMP_NUM_THREADS", threads)
-    return [Slot(i, {"OMP_NUM_THREADS": given}) for i in range(jobs)]
+    jobs = sweep.jobs or max(1, min(cores // sweep.ranks, _MAX_CPU_JOBS))
+    # Processes with more threads than cores between them slow each other down.
+    threads = str(max(1, cores // (jobs * sweep.ranks)))
+    return [
+        Slot(i, {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", threads)})
+        for i in range(jobs)
+    ]
 
 
 def _gpus(slot: int, ranks: int) -> str:
@@ -71,34 +77,39 @@ def _gpus(slot: int, ranks: int) -> str:
 def run_stage(
     plan: Plan, title: str, configs: Configs, storage: RDBStorage, interrupt: StopSignals
 ) -> frozenset[str]:
-    """Until every run of a stage is done or has failed for good, here or elsewhere; returns those
-    that have failed."""
-    options = plan.options
+    """Work until every run of a stage is done or has failed, here or elsewhere; returns the failed
+    ones. Results of runs whose folders are on other machines are fetched from the storage."""
     device = next(iter(configs.values())).run.device
-    name = study_name(options, title, configs)
+    name = plan.study_name(title, configs)
 
     def stage() -> Stage:
-        return Stage(storage, name, list(configs), options.heartbeat)
+        return Stage(storage, name, list(configs), plan.sweep.heartbeat)
 
     shared = stage()
-    shared.give_failed_another_chance()
+    shared.requeue_failed()
     errors: list[BaseException] = []
     with SweepProgress(title, len(configs)) as progress:
         threads = []
-        for slot in slots(options, device):
+        for slot in machine_slots(plan.sweep, device):
             worker = _Worker(plan, configs, stage(), slot, progress, interrupt, errors)
             threads.append(threading.Thread(target=worker.run, daemon=True))
         for thread in threads:
             thread.start()
-        # Not join alone: signals are for the main thread.
+        # Polled, as a join would keep the main thread from handling signals.
         while any(thread.is_alive() for thread in threads):
-            progress.stand(shared.standing())
-            time.sleep(_LOOK_AGAIN / 2)
-        standing = shared.standing()
-        progress.stand(standing)
+            progress.update(shared.status())
+            time.sleep(_POLL_SECONDS / 2)
+        status = shared.status()
+        progress.update(status)
     for error in errors:
         raise error
-    return standing.failed
+    for run, attributes in shared.results():
+        folder = plan.run_folder(run)
+        if not (folder / "summary.json").exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            write_json(folder / "config.json", attributes["config"])
+            write_json(folder / "summary.json", attributes["summary"])
+    return status.failed
 
 
 class _Worker:
@@ -116,70 +127,105 @@ class _Worker:
         self._progress, self._interrupt, self._errors = progress, interrupt, errors
 
     def run(self) -> None:
-        """Errors of the sweep as a whole end all workers here: the others look at the list."""
+        """Errors of the whole sweep go to a list that all workers here share: each ends if another
+        has added one."""
         try:
             for _ in self._while_there_is_work():
                 try:
-                    self._stage.work_on_one(self._train, self._plan.options.retries)
-                except RunFailed as failure:  # noqa: PERF203  (of this run alone)
+                    self._stage.run_one(self._train, self._plan.sweep.retries)
+                except RunFailedError as failure:  # noqa: PERF203  (only of this run)
                     self._progress.line(f"warning: {failure}")
         except BaseException as error:
             self._errors.append(error)
 
     def _while_there_is_work(self) -> Iterator[None]:
-        while not self._is_asked_to_end():
-            self._stage.notice_the_dead()
-            if self._stage.standing().can_start:
+        while not self._stop_signal():
+            self._stage.requeue_lost()
+            if self._stage.status().can_start:
                 yield
             elif self._stage.is_settled():
                 return
-            else:  # others work on the last ones, which they may lose
-                time.sleep(_LOOK_AGAIN)
+            else:  # others work on the last runs and may lose them
+                time.sleep(_POLL_SECONDS)
         if self._interrupt.signum:
             raise TrainingInterruptedError(self._interrupt.signum)
 
-    def _is_asked_to_end(self) -> int:
+    def _stop_signal(self) -> int:
         return self._interrupt.signum or (15 if self._errors else 0)
 
     def _train(self, name: str, trial: optuna.Trial) -> float:
-        config, folder = self._configs[name], run_folder(self._plan, name)
+        config, folder = self._configs[name], self._plan.run_folder(name)
         trial.set_user_attr("worker", f"{socket.gethostname()} {os.getpid()} {self._slot.number}")
         summary = finished_summary(folder)
         if summary is None:
             try:
-                summary = self._run(name, config, folder)
-            except RunDiverged as diverged:  # a result: no setting chooses it
+                summary = self._start(name, config, folder)
+            except RunDivergedError as diverged:  # a result that is never chosen
                 self._progress.line(str(diverged))
                 return 0.0
-        for key, value in _described(config, summary).items():
+        # For machines that do not see the folder, and for Optuna's own tools.
+        attributes = {key: config.get(key) for key in (*GRID, "seed")}
+        for key, value in {**attributes, "config": config.to_flat(), "summary": summary}.items():
             trial.set_user_attr(key, value)
-        score = self._score(summary)
-        self._progress.line(f"{name}: {self._plan.options.select_on} top-1 {100 * score:.1f}%")
-        return score
+        select_on = self._plan.sweep.select_on
+        top1 = summary["validation" if select_on == "validation" else "measures"]["top1"]
+        self._progress.line(f"{name}: {select_on} top-1 {100 * top1:.1f}%")
+        return top1
 
-    def _run(self, name: str, config: TrainConfig, folder: Path) -> dict[str, Any]:
+    def _start(self, name: str, config: TrainConfig, folder: Path) -> dict[str, Any]:
         with self._progress.run(name, self._plan.steps(config)) as on_step:
             return run_training(
                 config,
                 folder,
-                ranks=self._plan.options.ranks,
+                ranks=self._plan.sweep.ranks,
                 environment=self._slot.environment,
                 on_step=on_step,
-                signum=self._is_asked_to_end,
+                signum=self._stop_signal,
             )
 
-    def _score(self, summary: dict[str, Any]) -> float:
-        held_out = self._plan.options.select_on == "validation"
-        return summary["validation" if held_out else "measures"]["top1"]
 
+class SweepProgress:
+    """A bar for all runs and one for each training here, in a terminal; a line for each finished
+    run everywhere. Thread-safe."""
 
-def run_folder(plan: Plan, name: str) -> Path:
-    return plan.folder / "runs" / name
+    def __init__(self, title: str, runs: int) -> None:
+        self._console = Console(highlight=False)
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[unit]}"),
+            TextColumn("eta"),
+            TimeRemainingColumn(elapsed_when_finished=True),
+            TextColumn("{task.fields[status]}"),
+            console=self._console,
+            disable=not self._console.is_terminal,
+            speed_estimate_period=24 * 3600,
+        )
+        self._all = self._progress.add_task(title, total=runs, unit="runs", status="")
 
+    def __enter__(self) -> SweepProgress:
+        self._progress.start()
+        return self
 
-def _described(config: TrainConfig, summary: dict[str, Any]) -> dict[str, Any]:
-    """What the storage knows of a run: enough for machines that do not see its folder, and for
-    Optuna's own tools."""
-    varied = {name: getattr(config, name) for name in ("views", "average", "kl_weight", "lr")}
-    varied |= {"epochs": config.optim.epochs, "seed": config.run.seed}
-    return {**varied, "config": config.to_flat(), "summary": summary}
+    def __exit__(self, *_error: Any) -> None:
+        self._progress.stop()
+
+    def line(self, text: str) -> None:
+        now = time.strftime("%H:%M:%S")
+        self._console.print(printable(f"{now} {text}"), markup=False, soft_wrap=True)
+        sys.stdout.flush()  # into a file, too: a sweep takes long
+
+    def update(self, status: StageStatus) -> None:
+        failed = f", {len(status.failed)} failed" if status.failed else ""
+        text = f"{len(status.running)} running{failed}"
+        self._progress.update(self._all, completed=status.settled, status=text)
+
+    @contextmanager
+    def run(self, name: str, steps: int) -> Iterator[Callable[[int], None]]:
+        """The bar of one training; yields a function that takes its last step."""
+        task = self._progress.add_task(f"  {printable(name)}", total=steps, unit="steps", status="")
+        try:
+            yield lambda step: self._progress.update(task, completed=step)
+        finally:
+            self._progress.remove_task(task)

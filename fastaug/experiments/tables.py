@@ -1,4 +1,4 @@
-"""The paper's tables as data, with the paper's own numbers beside ours; Markdown and LaTeX."""
+"""The paper's tables with its numbers beside ours, as Markdown and LaTeX."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from itertools import pairwise
 from statistics import fmean, stdev
 
 from fastaug.errors import printable
-from fastaug.experiments.lookup import AVERAGES, HOW, chosen_at, kl_weight_of, not_run, views_of
 from fastaug.experiments.published import Cell, Published, Row, departures, published
-from fastaug.experiments.selection import Chosen, Selected
+from fastaug.experiments.results import AVERAGES
+from fastaug.experiments.selection import REGULARIZER, Chosen, Selected, missing_objectives
 
 TABLES = ("results", "appendix", "chosen")
-"""Names of the tables."""
 GAP = "–"  # noqa: RUF001  (a dash, as tables have it)
 _OURS = (
     "Ours are means over the seeds ± their standard deviation, without ± where there is one seed; "
@@ -33,15 +32,21 @@ _TEX = {
 
 @dataclass(frozen=True)
 class Table:
-    """Cells as text, and what is to be said of them."""
+    """Cells as text, with caption and notes."""
 
     name: str
-    """For names of files."""
+    """Stem of the file names."""
     title: str
     caption: str
     header: list[str]
     rows: list[list[str]]
     notes: tuple[str, ...] = ()
+
+    def files(self) -> dict[str, bytes]:
+        return {
+            f"{self.name}.md": self.markdown().encode(),
+            f"{self.name}.tex": self.latex().encode(),
+        }
 
     def markdown(self) -> str:
         lines = [self.header, ["---"] * len(self.header), *self.rows]
@@ -51,33 +56,22 @@ class Table:
         return f"{text}\n{notes}" if notes else text
 
     def latex(self) -> str:
-        """For \\usepackage{booktabs}. A rule stands between families."""
+        """LaTeX for \\usepackage{booktabs}, with a rule between families."""
         lines = [_tex_row(self.rows[0])] if self.rows else []
         for before, row in pairwise(self.rows):
             lines += [r"\midrule"] * (before[:2] != row[:2]) + [_tex_row(row)]
         notes = "".join(f"\n\\par\\footnotesize {_tex(note)}." for note in self.notes)
-        return "\n".join(
-            [
-                r"\begin{table*}",
-                r"\centering",
-                r"\small",
-                rf"\begin{{tabular}}{{{'l' * len(self.header)}}}",
-                r"\toprule",
-                _tex_row(self.header),
-                r"\midrule",
-                *lines,
-                r"\bottomrule",
-                rf"\end{{tabular}}{notes}",
-                rf"\caption{{{_tex(self.title)}. {_tex(self.caption)}}}",
-                rf"\label{{tab:{self.name}}}",
-                r"\end{table*}",
-                "",
-            ]
+        body = "\n".join([r"\toprule", _tex_row(self.header), r"\midrule", *lines, r"\bottomrule"])
+        return (
+            "\\begin{table*}\n\\centering\n\\small\n"
+            f"\\begin{{tabular}}{{{'l' * len(self.header)}}}\n{body}\n\\end{{tabular}}{notes}\n"
+            f"\\caption{{{_tex(self.title)}. {_tex(self.caption)}}}\n"
+            f"\\label{{tab:{self.name}}}\n\\end{{table*}}\n"
         )
 
 
 def paper_tables(selected: Sequence[Selected]) -> list[Table]:
-    """Tab. 1, the appendix's table, and what was chosen; none where there are no runs."""
+    """Tab. 1, the appendix's table, and the chosen settings; empty without runs."""
     return [_results(selected), _appendix(selected), _chosen(selected)] if selected else []
 
 
@@ -116,18 +110,19 @@ def _accuracies(
     rows: list[list[str]] = []
     notes: list[str] = []
     for one in selected:
-        for regularized in HOW if _most_views(one) > 1 else [False]:
+        for regularized in REGULARIZER if one.largest_k > 1 else [False]:
             rows += _family_rows(one, parts, regularized)
         notes += [f"{one.family.title}: {note}" for note in _family_notes(one, parts)]
     return Table(name, title, caption + _OURS, header, rows, tuple(notes))
 
 
 def _family_rows(selected: Selected, parts: Sequence[_Part], regularized: bool) -> list[list[str]]:
-    """Ours, the paper's, and the difference."""
-    paper, views = published(selected.family), _most_views(selected)
+    """Our row, the paper's, and the difference."""
+    paper, views = published(selected.family), selected.largest_k
     names = [*_names(selected), "yes" if regularized else "no"]
-    ours = [values for part in parts for values in _values(selected, part, regularized)]
-    rows = [[*names, str(views), "ours", *map(_our_cell, ours)]]
+    settings = _settings(selected, regularized)
+    ours = [_our_cell(c.values(part.measure) if c else []) for part in parts for c in settings]
+    rows = [[*names, str(views), "ours", *map(_percent, ours)]]
     if paper:
         theirs: list[Cell | None] = []
         for part in parts:
@@ -137,42 +132,39 @@ def _family_rows(selected: Selected, parts: Sequence[_Part], regularized: bool) 
             _difference(mine, cell) if same else GAP
             for mine, cell, same in zip(ours, theirs, same_views, strict=True)
         ]
-        rows.append([*names, str(paper.views), "paper", *map(_paper_cell, theirs)])
+        rows.append([*names, str(paper.views), "paper", *map(_percent, theirs)])
         rows.append([*names, "", "difference", *differences])
     return rows
 
 
-def _values(selected: Selected, part: _Part, regularized: bool) -> list[list[float]]:
-    """Of the seeds, in each of a part's columns."""
-    return [
-        chosen.values(part.measure) if chosen else [] for chosen in _settings(selected, regularized)
-    ]
-
-
 def _settings(selected: Selected, regularized: bool) -> list[Chosen | None]:
-    """What the four columns of a row stand for."""
-    views, weight = _most_views(selected), kl_weight_of(selected) if regularized else 0.0
-    single = chosen_at(selected, 1, "losses", 0.0)
+    """The choices in the four columns of a row."""
+    views, single = selected.largest_k, selected.at(1, "losses")
     if views == 1:
         return [single, *[None] * len(AVERAGES)]
-    return [single, *(chosen_at(selected, views, average, weight) for average in AVERAGES)]
+    return [single, *(selected.at(views, a, regularized=regularized) for a in AVERAGES)]
 
 
 def _family_notes(selected: Selected, parts: Sequence[_Part]) -> list[str]:
-    views, paper = _most_views(selected), published(selected.family)
-    settings = {how: _settings(selected, how) for how in HOW}
-    found = {(a, how) for how in HOW for a, c in zip(AVERAGES, settings[how][1:], strict=True) if c}
+    views, paper = selected.largest_k, published(selected.family)
+    settings = {how: _settings(selected, how) for how in REGULARIZER}
+    found = {
+        (average, how)
+        for how, (_, *row) in settings.items()
+        for average, chosen in zip(AVERAGES, row, strict=True)
+        if chosen
+    }
     absent = ["K = 1"] if settings[False][0] is None else []
     if views == 1:
         absent.append("K > 1")
-    elif lacking := not_run(found, AVERAGES):
+    elif lacking := missing_objectives(found, AVERAGES):
         absent.append(f"{', '.join(lacking)} at K = {views}")
     notes = [f"not run: {', '.join(absent)}"] if absent else []
     for part in parts:
         present = [chosen for row in settings.values() for chosen in row if chosen]
         if any(not chosen.values(part.measure) for chosen in present):
             notes.append(f"some runs have no {part.measure}: were they evaluated with --tta 0?")
-    if (weight := kl_weight_of(selected)) != 1:
+    if (weight := selected.regularizer_weight) != 1:
         notes.append(f"the regularizer's weight is {weight:g}; the paper's is 1")
     if paper and paper.views != views:
         notes.append(f"the paper's objectives are at K = {paper.views}, so only K = 1 is compared")
@@ -182,39 +174,32 @@ def _family_notes(selected: Selected, parts: Sequence[_Part]) -> list[str]:
 
 
 def _names(selected: Selected) -> list[str]:
-    """Data set and network, as the paper calls them where they are its own."""
+    """Data set and network, by the paper's names if the experiment is the paper's."""
     family, paper = selected.family, published(selected.family)
     if paper is None:
-        return [
-            family.title.removeprefix(f"{family.config.model.model} on "),
-            family.config.model.model,
-        ]
+        network = family.config.model.model
+        return [family.title.removeprefix(f"{network} on "), network]
     _, comma, apart = family.title.partition(", --")  # from another family of the same title
     return [f"{paper.dataset}{comma}{apart}", paper.network]
 
 
-def _most_views(selected: Selected) -> int:
-    return max(views_of(selected), default=1)
-
-
-def _our_cell(values: list[float]) -> str:
+def _our_cell(values: list[float]) -> Cell | None:
     if not values:
-        return GAP
-    spread = f" ± {100 * stdev(values):.1f}" if len(values) > 1 else ""
-    return f"{100 * fmean(values):.1f}{spread}"
+        return None
+    return Cell(fmean(values), stdev(values) if len(values) > 1 else None)
 
 
-def _paper_cell(cell: Cell | None) -> str:
+def _percent(cell: Cell | None) -> str:
     if cell is None:
         return GAP
     spread = "" if cell.spread is None else f" ± {100 * cell.spread:.1f}"
     return f"{100 * cell.value:.1f}{spread}"
 
 
-def _difference(values: list[float], cell: Cell | None) -> str:
-    if not values or cell is None:
+def _difference(ours: Cell | None, theirs: Cell | None) -> str:
+    if ours is None or theirs is None:
         return GAP
-    return f"{round(100 * (fmean(values) - cell.value), 1) + 0.0:+.1f}"  # no -0.0
+    return f"{round(100 * (ours.value - theirs.value), 1) + 0.0:+.1f}"  # no -0.0
 
 
 def _chosen(selected: Sequence[Selected]) -> Table:
@@ -247,12 +232,12 @@ def _markdown(text: str) -> str:
 
 
 def _tex(text: str) -> str:
-    """Two hyphens are a flag's, and no dash."""
+    """Escape for LaTeX; two hyphens are a flag's, not a dash."""
     letters = (_TEX.get(letter, letter) for letter in printable(text))
     return "".join(letters).replace("--", "-{}-")
 
 
 def _tex_row(cells: Sequence[str]) -> str:
-    """A hyphen in front of a number is a minus."""
+    """A row of cells; a hyphen in front of a number is a minus."""
     texts = [f"$-${_tex(cell[1:])}" if cell.startswith("-") else _tex(cell) for cell in cells]
     return " & ".join(texts) + r" \\"

@@ -1,22 +1,23 @@
-"""The one autograd wrapper that serves every kernel, in eager mode and under torch.compile."""
+"""The autograd wrapper of all kernels, in eager mode and under torch.compile."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from fastaug.kernels.contract import Average, Kernel, takes_mean
+from fastaug.kernels.config import Average
+from fastaug.kernels.contract import Kernel, takes_mean
 from fastaug.kernels.registry import find_kernel, name_of
 
 
 class WithGradient(torch.autograd.Function):
-    """A value whose gradient by the logits is known: value: [] or [B], grad: [B, K, C] -> value.
+    """A value with a known gradient by the logits: value: [] or [B], grad: [B, K, C] -> value.
 
-    The kernel computes the gradient together with the value, so backward is one product, or less.
-    Small batches feel each operation here: nll and kl, which have no gradient, do not pass through.
+    The kernel computes the gradient together with the value, so backward is at most one product.
+    Each operation here counts in a small batch: nll and kl, which have no gradient, stay outside.
     """
 
     @staticmethod
@@ -36,8 +37,8 @@ def _scaled(ctx: Any, upstream: Tensor) -> Tensor:
     (grad,) = ctx.saved_tensors
     if upstream.ndim:
         return grad * upstream[:, None, None].to(grad.dtype)
-    # loss.backward() itself: a pass over the gradient less, and a copy. Only a CPU can look at a
-    # number without waiting for it.
+    # loss.backward() itself: this saves a pass over the gradient and a copy. Only on a CPU, where
+    # reading a number does not wait.
     if upstream.is_cpu and upstream.item() == 1:
         return grad
     return grad * upstream  # a scalar does not change the dtype of a tensor
@@ -46,16 +47,20 @@ def _scaled(ctx: Any, upstream: Tensor) -> Tensor:
 _scaled_once = once_differentiable(_scaled)
 
 
-def evaluate(
+def apply_kernel(
+    kernel: Kernel | str,
     logits: Tensor,
     targets: Tensor | None,
-    kernel: str | Kernel,
     average: Average | None,
     kl_weight: float,
     label_smoothing: float,
     mean: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """nll + kl_weight * kl of each image [B], or the mean [], differentiable; nll: [B], kl: [B]."""
+    """nll + kl_weight * kl of each image [B], or the mean [], differentiable; nll: [B], kl: [B].
+
+    kernel: one that find_kernel or resolve_kernel returned. A graph that is being compiled holds
+    only its name, and takes a name as well.
+    """
     need_grad = logits.requires_grad and torch.is_grad_enabled()
     grad: Tensor | None
     if torch.compiler.is_compiling():
@@ -64,7 +69,7 @@ def evaluate(
             *(average, kl_weight, label_smoothing, need_grad),
         )
     else:
-        found: Any = find_kernel(kernel, logits)
+        found: Any = kernel
         if mean and need_grad and takes_mean(found, logits):
             value, nll, kl, grad = found.mean_and_grad(
                 logits, targets, average, kl_weight, label_smoothing
@@ -95,11 +100,11 @@ def _value_and_grad(
     label_smoothing: float,
     need_grad: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """A kernel's value_and_grad for compiled graphs, which know it by name; no gradient is []."""
-    nll, kl, grad = find_kernel(kernel, logits).value_and_grad(
+    """value_and_grad in a compiled graph, of a kernel given by name; grad is [0] if not needed."""
+    nll, kl, grad = find_kernel(kernel, logits, cast("Average | None", average)).value_and_grad(
         logits,
         targets,
-        average=average,  # type: ignore[arg-type]
+        average=cast("Average | None", average),
         kl_weight=kl_weight,
         label_smoothing=label_smoothing,
         need_grad=need_grad,

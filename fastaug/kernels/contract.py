@@ -1,26 +1,31 @@
-"""What a loss kernel is."""
+"""The interface of a loss kernel."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from functools import cache
+from typing import Protocol, get_args
 
 import torch
 from torch import Tensor
 
 from fastaug.errors import ConfigError
 from fastaug.kernels.config import Average
+from fastaug.toolchain.build import DTYPES, enum_codes
+
+AVERAGES: tuple[Average, ...] = get_args(Average)
 
 
 class Kernel(Protocol):
-    """Computes the objective of every image and its gradient. Anything with these three will do.
+    """Computes the objective of every image and its gradient. Any object with these three will do.
 
-    One that takes the mean over images, too, spares a small batch a third of its time by a method
-    `mean_and_grad(logits, targets, average, kl_weight, label_smoothing) -> mean: [], nll, kl, grad
-    of the mean`. These logits may require a gradient, and nothing of what it does is recorded.
-
-    A kernel is admitted once for a device and for what is in its source file, and in each process
-    if it has attributes of its own. One that is made of more files (or compiled from them) names
-    them all by a method `sources() -> Iterable[Path]`.
+    A kernel may also have
+    - `averages`, the averages that it computes; default: all of them.
+    - `mean_and_grad(logits, targets, average, kl_weight, label_smoothing) -> mean: [], nll, kl,
+      grad of the mean`, which saves a third of the time of a small batch. Its logits may require a
+      gradient; what it does must not be recorded.
+    - `sources() -> Iterable[Path]`, all files that it is made from, if that is more than the file
+      of its class. A kernel is admitted once for a device and the content of its sources; one that
+      has instance attributes and no `sources`, once in each process.
     """
 
     name: str
@@ -40,18 +45,49 @@ class Kernel(Protocol):
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """logits: [B, K, C], targets: [B] int64 -> nll: [B], kl: [B], grad: [B, K, C] or None.
 
-        grad is the gradient of nll_b + kl_weight * kl_b for each image b. average=None is the
-        regularizer alone: no targets, nll is zero. Values are fp32 for fp32, fp16 and bf16 logits;
-        grad has the dtype of the logits.
+        grad is the gradient of nll_b + kl_weight * kl_b for each image b. average=None computes
+        only the regularizer: there are no targets, and nll is zero. Values are fp32 for fp32, fp16
+        and bf16 logits; grad has the dtype of the logits.
         """
 
 
+def why_unsupported(kernel: Kernel, logits: Tensor, average: Average | None) -> str | None:
+    """None, or why a kernel cannot compute this average of these logits here."""
+    if reason := kernel.supports(logits):
+        return reason
+    averages = getattr(kernel, "averages", AVERAGES)
+    if average is None or average in averages:
+        return None
+    return f"computes --average {', '.join(averages)}, not {average}"
+
+
 def takes_mean(kernel: Kernel, logits: Tensor) -> bool:
-    """Whether its mean_and_grad is called: not for fp16, whose gradient, divided by the number of
-    images, would lose to underflow what a loss scale is there to keep."""
+    """True if mean_and_grad is called. Not for fp16: its gradient, divided by the number of images,
+    would lose to underflow what a loss scale is there to keep."""
     return hasattr(kernel, "mean_and_grad") and logits.dtype is not torch.float16
 
 
 def wrong_target(image: int, target: int, classes: int) -> ConfigError:
-    """Where a kernel can tell without waiting for a GPU; there, nll is NaN for such an image."""
+    """The error of a kernel on a CPU; on a GPU, nll is NaN for such an image instead."""
     return ConfigError(f"targets must be 0 to {classes - 1}, got {target} for image {image}")
+
+
+# --- for the kernels of fastaug that are compiled ---
+
+
+def why_wrong_dtype(logits: Tensor) -> str | None:
+    if logits.dtype in DTYPES:
+        return None
+    return f"takes fp32, fp16 and bf16 logits, not {logits.dtype}; use reference"
+
+
+@cache
+def average_code(average: Average | None) -> int:
+    """The entry of `enum Average` in cuda/objective.h, by name."""
+    return enum_codes("objective.h", "Average")[(average or "none").upper()]
+
+
+def compiled_averages() -> tuple[Average, ...]:
+    """Those that cuda/objective.h has."""
+    codes = enum_codes("objective.h", "Average")
+    return tuple(average for average in AVERAGES if average.upper() in codes)

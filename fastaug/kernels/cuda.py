@@ -1,4 +1,4 @@
-"""The CUDA kernel: cuda/objective.cu, one block an image, compiled for the GPU at hand."""
+"""The CUDA kernel: cuda/objective.cu, one block per image, compiled for the GPU in use."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ import torch
 from torch import Tensor
 
 from fastaug.errors import KernelUnavailableError
-from fastaug.kernels.contract import Average
+from fastaug.kernels.config import Average
+from fastaug.kernels.contract import AVERAGES, compiled_averages, why_wrong_dtype
 from fastaug.toolchain import cuda_driver, nvrtc
+from fastaug.toolchain.build import DTYPES
 from fastaug.toolchain.cuda_driver import Argument, Device
-
-AVERAGES = ("losses", "probs", "logits", "none")
-DTYPES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 
 
 def kernel_name(average: str, dtype: str) -> str:
@@ -26,30 +25,29 @@ def kernel_name(average: str, dtype: str) -> str:
 _POINTER, _STRIDE = c_void_p, c_longlong
 OBJECTIVE = nvrtc.Program(
     "objective.cu",
-    ("values.h", "block.h", "objective.h"),
     {
         kernel_name(average, dtype): f"KERNEL({average},{average.upper()},{dtype},{ctype})"
-        for average in AVERAGES
-        for dtype, ctype in nvrtc.DTYPES.items()
+        for average in (*AVERAGES, "none")
+        for dtype, ctype in nvrtc.CTYPES.items()
     },
     (
         *(_POINTER, _STRIDE, _STRIDE, _POINTER, _POINTER, _POINTER, _POINTER),
         *(c_int, c_int, c_int, c_float, c_float),
     ),
-    # Logits are read through once: a cache would be of no use.
+    # Logits are read once: a cache would not help.
     carveout=100,
 )
 
 WARP = 32
 MOST_WARPS = 16
 SCHEDULERS = 4
-"""Of an SM: fewer warps leave some idle; four for each hide what the others wait for."""
+"""Warp schedulers of an SM: fewer warps leave some idle; four warps each hide their waiting."""
 RESERVED = 1024
-"""Bytes of shared memory that the system takes of each block, on compute capability 8.0 and up."""
+"""Bytes of shared memory that CUDA reserves in each block, on compute capability 8.0 and up."""
 
 
 class Plan(NamedTuple):
-    """How a block works: its threads, the columns that it holds at a time, its shared memory."""
+    """Threads of a block, classes that it holds at a time, bytes of shared memory."""
 
     threads: int
     width: int
@@ -65,20 +63,22 @@ class CudaKernel:
         self._devices: dict[int, Device | str] = {}
 
     def supports(self, logits: Tensor) -> str | None:
-        if logits.dtype == torch.float64:
-            return "computes in fp32; use reference"
-        if logits.dtype not in DTYPES:
-            return f"logits must be fp32, fp16 or bf16, got {logits.dtype}"
+        if reason := why_wrong_dtype(logits):
+            return reason
         if not logits.is_cuda:
             return "needs a CUDA device; use native"
         try:
             device = self._device(logits)
-            # Shows that one can be compiled and loaded.
+            # Shows that a kernel can be compiled and loaded.
             device.load(OBJECTIVE, kernel_name("losses", DTYPES[logits.dtype]))
             _plan(device, logits)
         except KernelUnavailableError as error:
             return str(error)
         return None
+
+    @property
+    def averages(self) -> tuple[Average, ...]:
+        return compiled_averages()
 
     def sources(self) -> tuple[Path, ...]:
         """The files that decide what this kernel computes."""
@@ -139,7 +139,7 @@ def arguments(
     kl_weight: float,
     label_smoothing: float,
 ) -> tuple[Argument, ...]:
-    """What each kernel of objective.cu takes; their types are in OBJECTIVE."""
+    """Arguments of each kernel of objective.cu; OBJECTIVE has their types."""
     image_stride, view_stride, _ = logits.stride()
     _, views, classes = logits.shape
     tensors = (logits, image_stride, view_stride, targets, nll, kl, grad)
@@ -148,11 +148,12 @@ def arguments(
 
 @cache
 def launch_plan(views: int, classes: int, shared_limit: int) -> Plan | None:
-    """A warp a view, and as much of an image as shared memory holds; None if it holds no column.
+    """A warp per view, and as many classes as shared memory holds; None if it holds not even one.
 
-    The whole image, if four warps of an SM have a place for theirs: then nothing is computed twice.
-    Else chunks, so small that blocks of 16 warps in all live on an SM, and two at least: one
-    computes while others load. The two later readings of logits mostly find them in the L2 cache.
+    The whole image, if that lets four warps run on an SM: then nothing is computed twice. Otherwise
+    chunks that are small enough for blocks with 16 warps in total on an SM, and for at least two
+    blocks: one computes while others load. The second and third reading of the logits mostly hit
+    the L2 cache.
     """
     warps = min(views, MOST_WARPS)
     all_blocks = shared_limit + RESERVED
@@ -165,7 +166,7 @@ def launch_plan(views: int, classes: int, shared_limit: int) -> Plan | None:
     if warps * (all_blocks // (shared_bytes(views, width, warps) + RESERVED)) < SCHEDULERS:
         blocks = max(2, 4 * SCHEDULERS // warps)
         width = widest(all_blocks // blocks - RESERVED)
-        if width < WARP:  # so many views that a block needs all there is
+        if width < WARP:  # so many views that a block needs all shared memory
             width = widest(shared_limit)
         width = min(classes, width // WARP * WARP or width)
     if width < 1:
@@ -174,7 +175,7 @@ def launch_plan(views: int, classes: int, shared_limit: int) -> Plan | None:
 
 
 def shared_bytes(views: int, width: int, warps: int) -> int:
-    """Of Layout in objective.h: two tiles, two numbers a column, five a view and five a warp."""
+    """Size of `Layout` in objective.h: two tiles, 2 numbers per column, 5 per view and per warp."""
     return 4 * (2 * views * width + 2 * width + 5 * views + 5 * warps)
 
 

@@ -1,4 +1,4 @@
-"""The native kernel: cuda/objective.cpp, compiled for this CPU when it is first used."""
+"""The native kernel: cuda/objective.cpp, compiled for this CPU on first use."""
 
 from __future__ import annotations
 
@@ -10,30 +10,40 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fastaug.kernels.contract import Average, wrong_target
+from fastaug.kernels.config import Average
+from fastaug.kernels.contract import (
+    average_code,
+    compiled_averages,
+    why_wrong_dtype,
+    wrong_target,
+)
+from fastaug.toolchain.build import DTYPES
 from fastaug.toolchain.cpp import build_library, open_library, why_not
 
 _CPU = torch.device("cpu")
-_DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
-_AVERAGES = {"losses": 0, "probs": 1, "logits": 2, None: 3}
+_DTYPES = {dtype: code for code, dtype in enumerate(DTYPES)}
 # `Arguments` of objective.cpp
 _pack = struct.Struct("@iiPqqPqiiffPPPPiP").pack
-# Numbers for each thread, about 15 us of work: for less, waking it takes longer.
+# Logits for each thread, about 15 us of work: for less, waking it takes longer.
 _PER_THREAD = 16384
 
 
 class NativeKernel:
+    """Images are shared out to the threads of torch."""
+
     name = "native"
 
     def supports(self, logits: Tensor) -> str | None:
         if logits.device.type != "cpu":
             return f"runs on the CPU, and the logits are on {logits.device}"
-        if logits.dtype not in _DTYPES:
-            return f"takes fp32, fp16 and bf16 logits, not {logits.dtype}; use reference"
-        return _why_not()
+        return why_wrong_dtype(logits) or _why_not()
+
+    @property
+    def averages(self) -> tuple[Average, ...]:
+        return compiled_averages()
 
     def sources(self) -> tuple[Path, ...]:
-        # The library, too: another CPU or compiler makes another one of the same sources.
+        # The library, too: it differs between CPUs and compilers.
         return Path(__file__), _build()
 
     def value_and_grad(
@@ -69,18 +79,18 @@ def _run_on(
     need_grad: bool,
     need_mean: bool,
 ) -> tuple[Tensor | None, Tensor, Tensor, Tensor | None]:
-    """mean, nll, kl, grad. One function, because small batches feel each call of Python."""
+    """mean, nll, kl, grad. One function, because each Python call counts in a small batch."""
     images, views, classes = logits.shape
     image_stride, view_stride, class_stride = logits.stride()
     if class_stride != 1:
         logits = logits.contiguous()
         image_stride, view_stride, _ = logits.stride()
-    # Said each time: the default dtype and device are the user's to change.
+    # Explicit, because users may change torch's default dtype and device.
     nll = torch.empty(images, dtype=torch.float32, device=_CPU)
     kl = torch.empty(images, dtype=torch.float32, device=_CPU)
     mean = torch.empty((), dtype=torch.float32, device=_CPU) if need_mean else None
     grad = None
-    if need_grad:  # empty_like is quicker than new_empty, and keeps the order of strides
+    if need_grad:  # empty_like is faster than new_empty, and keeps the order of strides
         dense = logits.is_contiguous()
         grad = torch.empty_like(logits) if dense else logits.new_empty(logits.shape)
     if targets is not None:
@@ -89,7 +99,7 @@ def _run_on(
     wrong = library(
         _pack(
             _DTYPES[logits.dtype],
-            _AVERAGES[average],
+            average_code(average),
             logits.data_ptr(),
             image_stride,
             view_stride,
@@ -113,9 +123,6 @@ def _run_on(
     return mean, nll, kl, grad
 
 
-_HEADERS = ("values.h", "block.h", "objective.h")
-
-
 @cache
 def _why_not() -> str | None:
     return why_not(_library)
@@ -128,7 +135,7 @@ def _library() -> tuple[ctypes._NamedFuncPointer, int]:
 
 
 def _build() -> Path:
-    return build_library("objective.cpp", _HEADERS, "the native loss kernel")
+    return build_library("objective.cpp", "the native loss kernel")
 
 
 def _open(file: Path) -> ctypes._NamedFuncPointer:
@@ -139,10 +146,10 @@ def _open(file: Path) -> ctypes._NamedFuncPointer:
 
 
 def _openmp() -> int:
-    """How torch starts its own threads: threads of ours would compete with them for the cores.
+    """The OpenMP entry that torch starts its threads with: others would compete for the cores.
 
-    The entry that compilers call for `#pragma omp parallel`; libgomp has it, and so do Intel's and
-    LLVM's libraries. Where torch has none of them (0), the kernel starts threads.
+    Compilers call it for `#pragma omp parallel`; libgomp has it, as do Intel's and LLVM's
+    libraries. Where torch has none of them (0), the kernel starts its own threads.
     """
     try:
         return ctypes.cast(ctypes.CDLL(None).GOMP_parallel, ctypes.c_void_p).value or 0

@@ -11,7 +11,8 @@ import math
 import torch
 from torch import Tensor
 
-from fastaug.kernels.contract import Average, wrong_target
+from fastaug.kernels.config import Average
+from fastaug.kernels.contract import wrong_target
 
 
 class ReferenceKernel:
@@ -36,7 +37,7 @@ class ReferenceKernel:
         # Arithmetic in half precision gives garbage: the KL even comes out negative.
         z = logits if logits.dtype == torch.float64 else logits.float()
         lp = z.log_softmax(-1)
-        # Without weight the KL is a value alone: its gradient may be infinite, and 0 * inf is NaN.
+        # Without weight the KL is only a value: its gradient may be infinite, and 0 * inf is NaN.
         kl, kl_grad = _pairwise_kl(lp, need_grad and kl_weight != 0)
         nll, grad = torch.zeros_like(kl), torch.zeros_like(lp)
         if average is not None:
@@ -52,8 +53,8 @@ def _pairwise_kl(lp: Tensor, need_grad: bool) -> tuple[Tensor, Tensor | None]:
     """Mean KL over the ordered pairs of views, in O(K C): [B], and its gradient [B, K, C].
 
     sum over k, k' of KL(p_k || p_k') = K * sum over k, c of (p_kc - g_c)(lp_kc - lg_c), where
-    g = softmax(mean_k lp). Every term is >= 0, so nothing cancels: fp32 is good to 5e-6 at
-    KL = 2e-5 nats, where the shorter form p * (z - mean z) is wrong by more than its own size.
+    g = softmax(mean_k lp). Every term is >= 0, so nothing cancels: fp32 is accurate to 5e-6 at
+    KL = 2e-5 nats, where the error of the shorter form p * (z - mean z) exceeds its value.
     """
     views = lp.shape[1]
     if views == 1:
@@ -61,7 +62,7 @@ def _pairwise_kl(lp: Tensor, need_grad: bool) -> tuple[Tensor, Tensor | None]:
     p = lp.exp()
     mean_lp = lp.mean(1, keepdim=True)
     lg = mean_lp.log_softmax(-1)
-    # A class at -inf in all views takes no part; in some views only, the KL is truly infinite.
+    # A class at -inf in all views contributes nothing; in some views only, the KL is infinite.
     absent = (lp == -math.inf) & (lg == -math.inf)
     terms = (p - lg.exp()) * (lp - lg)
     kl = terms.masked_fill_(absent, 0).sum((1, 2)) / (views - 1)

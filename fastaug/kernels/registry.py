@@ -1,4 +1,4 @@
-"""Which loss kernels there are, and which one a name means. Choices are said, never silent."""
+"""The registry of loss kernels, and the choice among them, which is logged."""
 
 from __future__ import annotations
 
@@ -10,20 +10,22 @@ import torch
 from torch import Tensor
 
 from fastaug.errors import KernelUnavailableError, suggest
-from fastaug.kernels.admission import KernelReport, check_admission, compare, forget
-from fastaug.kernels.contract import Kernel
+from fastaug.kernels.admission import check_admission, compare, forget
+from fastaug.kernels.config import Average
+from fastaug.kernels.contract import Kernel, why_unsupported
 from fastaug.kernels.cuda import CudaKernel
 from fastaug.kernels.native import NativeKernel
 from fastaug.kernels.reference import ReferenceKernel
 from fastaug.kernels.triton import TritonKernel
+from fastaug.toolchain.admission import AdmissionReport
 
 log = logging.getLogger("fastaug")
 
 ENTRY_POINTS = "fastaug.kernels"
-"""The group by which other distributions offer kernels: name = package.module:attribute."""
+"""The entry point group of kernels in other packages: name = package.module:attribute."""
 
 _REFERENCE = ReferenceKernel()
-# Fastest first: "auto" takes the first of these that can run and is admitted.
+# Fastest first: "auto" takes the first one that can run and is admitted.
 _OWN: tuple[Kernel, ...] = (CudaKernel(), TritonKernel(), NativeKernel(), _REFERENCE)
 _KERNELS: dict[str, Kernel] = {kernel.name: kernel for kernel in _OWN}
 _found: dict[object, Kernel] = {}
@@ -31,10 +33,10 @@ _logged: set[str] = set()
 
 
 def register_kernel(name: str, kernel: Kernel) -> None:
-    """Make a kernel known under a name, for `kernel=name` and `--kernel name`."""
+    """Register a kernel under a name, for `kernel=name` and `--kernel name`."""
     if name == "auto" or ":" in name:
         raise KernelUnavailableError(
-            f"a kernel cannot be called {name!r}: 'auto' and ':' are taken"
+            f"a kernel cannot be called {name!r}: 'auto' and ':' are reserved"
         )
     _check_contract(name, kernel)
     _KERNELS[name] = kernel
@@ -44,7 +46,7 @@ def register_kernel(name: str, kernel: Kernel) -> None:
 def available_kernels(logits: Tensor | None = None) -> dict[str, str | None]:
     """Each kernel with None, or why it cannot take these logits (default: fp32 on the CPU).
 
-    Those of fastaug, the registered ones, and those that installed distributions offer.
+    Those of fastaug, the registered ones, and those of installed packages.
     """
     if logits is None:
         logits = torch.empty(1, 2, 2, dtype=torch.float32, device="cpu")
@@ -56,12 +58,12 @@ def _why_not(name: str, logits: Tensor) -> str | None:
         return load_kernel(name).supports(logits)
     except KernelUnavailableError as error:
         return str(error)
-    except Exception as error:  # of a kernel of someone else, which must not hide the others
+    except Exception as error:  # someone else's kernel must not hide the others
         return f"{type(error).__name__}: {error}"
 
 
-def check_kernel(kernel: str | Kernel, device: str | torch.device = "cpu") -> KernelReport:
-    """The admission check, anew: a kernel of your own against the float64 reference."""
+def check_kernel(kernel: str | Kernel, device: str | torch.device = "cpu") -> AdmissionReport:
+    """Compare a kernel with the float64 reference, whether or not it was admitted before."""
     kernel = load_kernel(kernel) if isinstance(kernel, str) else kernel
     report = compare(kernel, torch.device(device))
     if not report.admitted:
@@ -70,22 +72,40 @@ def check_kernel(kernel: str | Kernel, device: str | torch.device = "cpu") -> Ke
     return report
 
 
-def find_kernel(name: str | Kernel, logits: Tensor) -> Kernel:
-    """The admitted kernel for these logits: "auto", a name, package.module:attribute, or itself."""
-    # Each step comes by here: what was found for such logits is not looked for again.
+def resolve_kernel(
+    kernel: str | Kernel,
+    *,
+    views: int,
+    classes: int,
+    device: torch.device,
+    dtype: torch.dtype = torch.float32,
+    average: Average | None = None,
+) -> Kernel:
+    """The kernel to use for logits [B, views, classes]: it can run here, and is admitted.
+
+    kernel: "auto", a name, package.module:attribute, or a kernel. average: what it must be able to
+    average; None if it is only for the pairwise KL. What "auto" chooses is logged.
+    """
+    logits = torch.empty(1, views, classes, dtype=dtype, device=device)
+    return find_kernel(kernel, logits, average)
+
+
+def find_kernel(kernel: str | Kernel, logits: Tensor, average: Average | None = None) -> Kernel:
+    """resolve_kernel() for given logits. Cached, because every call of objective() comes here."""
     _, views, classes = logits.shape
-    key = (name, logits.device, logits.dtype, views, classes)
+    key = (kernel, logits.device, logits.dtype, views, classes, average)
     try:
         return _found[key]
-    except (KeyError, TypeError):  # TypeError: a kernel that is no key
-        kernel = _automatic(logits) if name == "auto" else _named(name, logits)
-        if getattr(name, "__hash__", None):
-            _found[key] = kernel
-        return kernel
+    except (KeyError, TypeError):  # TypeError: a kernel that is not hashable
+        is_auto = isinstance(kernel, str) and kernel == "auto"
+        found = _automatic(logits, average) if is_auto else _named(kernel, logits, average)
+        if getattr(kernel, "__hash__", None):
+            _found[key] = found
+        return found
 
 
 def name_of(kernel: str | Kernel) -> str:
-    """For a compiled graph, which holds names alone."""
+    """The name of a kernel for a compiled graph, which holds only names."""
     if isinstance(kernel, str):
         return kernel
     if _KERNELS.get(kernel.name) is not kernel:
@@ -95,9 +115,9 @@ def name_of(kernel: str | Kernel) -> str:
     return kernel.name
 
 
-def _automatic(logits: Tensor) -> Kernel:
+def _automatic(logits: Tensor, average: Average | None) -> Kernel:
     for kernel in _OWN:
-        if kernel.supports(logits) is not None:
+        if why_unsupported(kernel, logits, average) is not None:
             continue
         report = _admission_of(kernel, logits.device)
         if report.admitted:
@@ -108,31 +128,32 @@ def _automatic(logits: Tensor) -> Kernel:
 
 
 def _log_once(level: int, text: str) -> None:
-    """Other shapes of logits mostly lead to the same choice, which is logged once."""
+    """Logits of other shapes mostly lead to the same choice."""
     if text not in _logged:
         _logged.add(text)
         log.log(level, text)
 
 
-def _named(name: str | Kernel, logits: Tensor) -> Kernel:
-    kernel = load_kernel(name) if isinstance(name, str) else name
-    if reason := kernel.supports(logits):
+def _named(kernel: str | Kernel, logits: Tensor, average: Average | None) -> Kernel:
+    kernel = load_kernel(kernel) if isinstance(kernel, str) else kernel
+    if reason := why_unsupported(kernel, logits, average):
         raise KernelUnavailableError(f"kernel {kernel.name!r} cannot run here: {reason}")
     report = _admission_of(kernel, logits.device)
     if not report.admitted:
-        raise KernelUnavailableError(f"{report}")
+        raise KernelUnavailableError(str(report))
     return kernel
 
 
-def _admission_of(kernel: Kernel, device: torch.device) -> KernelReport:
-    """The reference is what others are compared with: it is admitted."""
+def _admission_of(kernel: Kernel, device: torch.device) -> AdmissionReport:
+    """The reference is always admitted: others are compared with it."""
     if type(kernel) is ReferenceKernel:
-        return KernelReport(kernel.name, str(device), True, 0, "the others are compared with it")
+        return AdmissionReport(kernel.name, str(device), True, 0, "others are compared with it")
     return check_admission(kernel, device)
 
 
 def load_kernel(name: str) -> Kernel:
-    """A kernel by its name, ours, registered or offered, or by package.module:attribute."""
+    """A kernel by its name (built in, registered, or of an installed package), or by
+    package.module:attribute."""
     if name in _KERNELS:
         return _KERNELS[name]
     if name == "auto":
@@ -148,9 +169,9 @@ def load_kernel(name: str) -> Kernel:
         )
     try:
         kernel = getattr(importlib.import_module(module_name), attribute)
-    except Exception as error:  # the module is someone else's, and may raise anything
-        said = f"{type(error).__name__}: {error}"
-        raise KernelUnavailableError(f"kernel {name!r} cannot be loaded: {said}") from error
+    except Exception as error:  # someone else's module may raise anything
+        reason = f"{type(error).__name__}: {error}"
+        raise KernelUnavailableError(f"kernel {name!r} cannot be loaded: {reason}") from error
     _check_contract(name, kernel)
     return kernel
 

@@ -11,29 +11,27 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fastaug.kernels.contract import Average
-
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+from fastaug.kernels.config import Average
+from fastaug.kernels.contract import why_wrong_dtype
 
 
 class TritonKernel:
     """One program for each image.
 
     tile: how many logits a program may hold at a time, a power of two. 16,384 fp32 numbers are a
-    quarter of the registers of a GPU core, and four of each logit are needed at once. An image of
+    quarter of the registers of an SM, and four numbers per logit are needed at once. An image with
     more logits is streamed in smaller tiles.
     """
 
     name = "triton"
+    averages: tuple[Average, ...] = ("losses", "probs", "logits")  # of triton_program.py
 
     def __init__(self, tile: int = 16384) -> None:
         self.tile = tile
 
     def supports(self, logits: Tensor) -> str | None:
-        if logits.dtype == torch.float64:
-            return "computes in fp32; use reference"
-        if logits.dtype not in DTYPES:
-            return f"logits must be fp32, fp16 or bf16, got {logits.dtype}"
+        if reason := why_wrong_dtype(logits):
+            return reason
         if logits.shape[1] > self.tile:
             return f"takes at most {self.tile} views, got {logits.shape[1]}; use reference"
         if not logits.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
@@ -70,9 +68,9 @@ class TritonKernel:
 
         tile = Tile.of(views, classes, self.tile)
         strides = (*logits.stride()[:2], views * classes, classes)
-        # How many neighbors a thread may load or store at once. No more than it takes to spread
-        # the classes over all threads: so all views of a class are in one thread, and the sums over
-        # views need no exchange.
+        # Neighbors that a thread may load or store at once: few enough to spread the classes over
+        # all threads, so that all views of a class are in one thread, and the sums over views need
+        # no exchange.
         aligned = math.gcd(*strides, max(1, tile.classes // (32 * tile.warps)))
         with torch.cuda.device_of(logits):
             triton_program.objective_program[(images,)](
@@ -92,15 +90,15 @@ class TritonKernel:
                 TILE=tile.classes,
                 ALIGNED=aligned,
                 num_warps=tile.warps,
-                # Fused into a sum over threads, a product would be rounded in some of them alone,
-                # and threads that must agree on the sum would not.
+                # A product fused into a sum over threads would be rounded in some threads only, and
+                # threads that must agree on the sum would not.
                 enable_fp_fusion=False,
             )
         return nll, kl, grad
 
 
 class Tile(NamedTuple):
-    """What a program holds at a time, in powers of two, and the warps that hold it."""
+    """Views and classes that a program holds at a time, powers of two, and its warps."""
 
     views: int
     classes: int
@@ -110,7 +108,7 @@ class Tile(NamedTuple):
     def of(cls, views: int, classes: int, limit: int) -> Tile:
         views, classes = power_of_two(views), power_of_two(classes)
         if views * classes > limit:
-            # Smaller than the limit: the addresses of a loop want registers, too.
+            # Smaller than the limit: the addresses of a loop need registers, too.
             classes = max(1, limit // 4 // views)
         # 16 logits a thread, and 32 at 16,384.
         return cls(views, classes, min(16, max(1, views * classes // 512)))

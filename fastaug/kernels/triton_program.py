@@ -1,4 +1,4 @@
-"""The objective of one image and its gradient, as a Triton program. Imported on first use alone.
+"""The objective of one image and its gradient, as a Triton program. Imported only on first use.
 
 Names: z logits, p probabilities and lp log-probabilities of a view, [K, C]; q the smoothed target.
     u_c = mean_k lp_kc    r_c = exp(u_c)    d_kc = lp_kc - u_c    x_kc = p_kc - r_c
@@ -11,8 +11,8 @@ All arithmetic is fp32. A tile has all views of one image and TILE of its classe
 them, logits are read once and nothing is computed twice; else tiles are streamed three times: for
 the sums of exp(z), for the values and the sums of v, and for the gradient.
 
-Views beyond K, which pad the tile to a power of two, hold finite numbers that no sum takes in.
-Classes beyond C are -inf, as is a class that the caller masked: they take no part.
+Views beyond K, which pad the tile to a power of two, hold finite numbers that no sum includes.
+Classes beyond C are -inf, as is a class that the caller masked: they contribute nothing.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ def objective_program(
 ) -> None:
     """Program b: logits [b, K, C] -> nll [b], kl [b], gradient [b, K, C] unless it is None.
 
-    AVERAGE: "losses", "probs", "logits", or None for the regularizer alone, without targets.
-    KL_SLOPE: whether the KL has a part in the gradient. Without weight it must have none: its slope
-    may be infinite, and 0 * inf is NaN.
+    AVERAGE: "losses", "probs", "logits", or None for the regularizer only, without targets.
+    KL_SLOPE: True if the KL is part of the gradient. Without weight it must not be: its slope may
+    be infinite, and 0 * inf is NaN.
     Strides are in units of ALIGNED elements: so the compiler sees how many may be loaded at once.
     """
     image = tl.program_id(0).to(tl.int64)
@@ -217,7 +217,7 @@ def _smoothed_target(
     AVERAGE: tl.constexpr,
     C: tl.constexpr,
 ) -> tl.tensor:
-    """q: [TILE]; NaN for a target that is no class, which nll and gradient then are, too."""
+    """q: [TILE]; NaN for a target that is not a class, which makes nll and gradient NaN, too."""
     if AVERAGE is None:
         q = tl.zeros_like(column).to(tl.float32)
     else:

@@ -1,4 +1,4 @@
-"""A model by its name."""
+"""Models by name."""
 
 import re
 from difflib import get_close_matches
@@ -28,9 +28,9 @@ def build_model(
     """An untrained network: images [N, 3, H, W] -> logits [N, C], fp32 under autocast too.
 
     name: wrn-DEPTH-WIDTH, nf_resnet26, nf_resnet50, nf_resnet101, nfnet_f0, resnet18, or timm/NAME.
-    dropout: before the last layer; neither wrn nor resnet18 has it, nor stochastic depth.
-    stochastic_depth: rate towards which the blocks rise, from 0 in the first.
-    image_size: read only by those models of timm that are built for one size, such as ViT.
+    dropout: rate before the last layer; not in wrn and resnet18.
+    stochastic_depth: rate of the deepest block, from 0 in the first; not in wrn and resnet18.
+    image_size: used only by timm models that are built for one size, such as ViT.
     """
     if num_classes < 2:
         raise ConfigError(f"a classifier needs at least 2 classes, got {num_classes}")

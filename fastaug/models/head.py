@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 
 def at_least_fp32(x: Tensor) -> Tensor:
-    """bf16 and fp16 become fp32; fp32 and fp64 stay as they are."""
+    """Cast bf16 and fp16 to fp32; fp32 and fp64 stay as they are."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 class Fp32Linear(nn.Linear):
-    """features [N, F] of any dtype -> logits [N, C] in fp32, under autocast too."""
+    """features [N, F] of any dtype -> logits [N, C] in fp32, also under autocast."""
 
     def forward(self, features: Tensor) -> Tensor:
         weight = at_least_fp32(self.weight)
@@ -27,16 +27,16 @@ class Fp32Linear(nn.Linear):
 
 
 def keep_head_in_fp32(model: nn.Module, num_classes: int) -> nn.Module:
-    """Makes a timm model return fp32 logits [N, C]; its parameters keep their names.
+    """Make a timm model return fp32 logits [N, C]; its parameters keep their names.
 
-    Every linear layer that yields class scores becomes an Fp32Linear. A head of another kind (dla,
-    dpn and resnetv2 have a 1x1 convolution) computes as before, and its output is cast.
+    Every linear layer that returns class scores becomes an Fp32Linear. Another kind of head (a 1x1
+    convolution in dla, dpn and resnetv2) computes as before, and its output is cast.
     """
     classifier = cast(Any, model).get_classifier()
     heads = nn.ModuleList(classifier if isinstance(classifier, tuple | list) else [classifier])
     for layer in heads.modules():
         if type(layer) is nn.Linear and layer.out_features == num_classes:
-            layer.__class__ = Fp32Linear  # in place: every reference to the layer stays valid
+            layer.__class__ = Fp32Linear  # in place: all references to the layer stay valid
     model.register_forward_hook(_cast_output)
     return model
 

@@ -1,9 +1,9 @@
-"""NF-ResNets and NFNet-F0 as DeepMind defines them: timm's networks, with their differences mended.
+"""NF-ResNets and NFNet-F0 as DeepMind defines them: timm's networks, with patches.
 
-timm offers most of the definition as options. What no option gives is patched here, each patch with
-its reason; tests/helpers/deepmind_port.py has the definition a second time, without timm. One
-difference stays: weights are standardized with 1e-9 added to their variance, DeepMind's with
-variance * fan-in clamped at 1e-4. At initialization their logits are 5e-6 apart or less.
+Most of the definition is available as timm's options. The rest is patched here, each patch with its
+reason; tests/helpers/deepmind_port.py has the definition without timm. One difference remains: the
+weight standardization adds 1e-9 to the variance, where DeepMind clamps variance * fan-in at 1e-4.
+At initialization, the logits differ by 5e-6 or less.
 """
 
 from typing import Any
@@ -32,7 +32,7 @@ GELU_GAMMA = 1.7015043497085571
 class GammaReLU(nn.Module):
     """gamma * relu(x), computed as relu(gamma * x).
 
-    timm's relu(x).mul_(gamma) overwrites what the backward pass of relu needs, and so cannot train.
+    timm's relu(x).mul_(gamma) overwrites a tensor that relu's backward pass needs.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -40,18 +40,19 @@ class GammaReLU(nn.Module):
 
 
 class GammaGELU(nn.Module):
-    """gamma * gelu(x) in the tanh form: the default of jax.nn.gelu, where timm's is exact."""
+    """gamma * gelu(x) with the tanh approximation, the default of jax.nn.gelu; timm uses the exact
+    form."""
 
     def forward(self, x: Tensor) -> Tensor:
         return F.gelu(x, approximate="tanh").mul_(GELU_GAMMA)
 
 
 class FoldedBlock(nn.Module):
-    """timm's NormFreeBlock of an NF-ResNet, with its constants in the weights. Same parameters.
+    """timm's NormFreeBlock of an NF-ResNet, with its constants folded into the weights.
 
-    gamma and beta scale what a convolution reads, alpha and the skip gain what one writes. Each
-    would be a pass over the activations, forward and backward: 4 to 7% of a step on a CPU. In the
-    weights they are the same function, and cost nothing.
+    gamma and beta scale the input of a convolution, alpha and the skip gain its output. Each would
+    be a pass over the activations, forward and backward: 4 to 7% of a step on a CPU. Folded into
+    the weights, they give the same function at no cost. The parameters are the same.
     """
 
     def __init__(self, block: Any) -> None:
@@ -70,7 +71,7 @@ class FoldedBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         out = torch.relu(x)
         shortcut = x if self.downsample is None else self.downsample(out)
-        # In place: what a convolution has written is not needed to differentiate it.
+        # In place: a convolution's backward pass does not need its output.
         out = self.conv2(torch.relu_(self.conv1(out)))
         return self.drop_path(self._last(torch.relu_(out))) + shortcut
 
@@ -109,8 +110,8 @@ def build_nf(name: str, num_classes: int, *, dropout: float, stochastic_depth: f
         skipinit=True,
         gamma_in_act=True,
         same_padding=True,
-        # timm's 1e-5 does not stay small as weights decay: at a tenth of their initial size, a
-        # 512x3x3 kernel comes out at 0.42 of its norm.
+        # timm's 1e-5 is too large when weights have decayed: at a tenth of its initial size, a
+        # 512x3x3 kernel gets 0.42 of its norm.
         std_conv_eps=1e-9,
     )
     blocks = [block for stage in model.stages for block in stage]

@@ -1,7 +1,6 @@
 """ResNet-18 with batch norm for 32 px images: 3x3 stem, no max-pool.
 
-The one network here with batch norm. Its statistics are over the whole batch: all views of all
-images together.
+The only network here with batch norm. Its statistics are over the batch: all views of all images.
 """
 
 import torch.nn.functional as F

@@ -1,7 +1,7 @@
-"""Batch norm over the parts of all ranks together.
+"""Batch norm with statistics over all ranks.
 
-torch's own SyncBatchNorm runs on GPUs alone; this one is plain torch, so what CI sees is what runs.
-Parts are equally large on all ranks, so means of means are means.
+torch's SyncBatchNorm runs only on GPUs; this one is plain torch, so that CI tests what runs. All
+ranks have batches of the same size, so the mean of their means is the mean.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fastaug.runtime.distributed import Group
 
 
 class SyncBatchNorm2d(nn.BatchNorm2d):
-    """x [N, C, H, W] -> the same, normalized by the statistics of all ranks while training."""
+    """x [N, C, H, W] -> [N, C, H, W]; in training, normalized with the statistics of all ranks."""
 
     group = Group()
 
@@ -28,18 +28,20 @@ class SyncBatchNorm2d(nn.BatchNorm2d):
             own_mean = values.mean((0, 2, 3))
             own_variance = values.var((0, 2, 3), correction=0)
             mean: Tensor = _MeanOverRanks.apply(own_mean, self.group)
-            # The spread of the ranks' means is part of the whole variance. In this form nothing
-            # cancels where means are far from 0.
+            # The total variance includes that of the ranks' means. This form has no cancellation
+            # when means are far from 0.
             variance: Tensor = _MeanOverRanks.apply(
                 own_variance + (own_mean - mean).square(), self.group
             )
-            self._remember(mean.detach(), variance.detach(), self.group.ranks * x[:, 0].numel())
+            self._update_running_stats(
+                mean.detach(), variance.detach(), self.group.ranks * x[:, 0].numel()
+            )
             scale = self.weight * torch.rsqrt(variance + self.eps)
             shift = self.bias - mean * scale
             normalized = values * scale[:, None, None] + shift[:, None, None]
         return normalized.to(x.dtype)
 
-    def _remember(self, mean: Tensor, variance: Tensor, count: int) -> None:
+    def _update_running_stats(self, mean: Tensor, variance: Tensor, count: int) -> None:
         assert self.running_mean is not None
         assert self.running_var is not None
         assert self.num_batches_tracked is not None
@@ -50,7 +52,7 @@ class SyncBatchNorm2d(nn.BatchNorm2d):
 
 
 class _MeanOverRanks(torch.autograd.Function):
-    """The mean of the ranks' tensors. Each rank's loss depends on it, so gradients are averaged,
+    """Mean of a tensor over ranks. Every rank's loss depends on it, so the gradient is averaged,
     too; DDP then averages over the ranks' losses."""
 
     @staticmethod
@@ -64,16 +66,16 @@ class _MeanOverRanks(torch.autograd.Function):
 
 
 def synchronize_batch_norm(model: nn.Module, name: str, group: Group) -> None:
-    """Put SyncBatchNorm2d in the place of every batch norm of the model."""
+    """Replace every batch norm of a model by SyncBatchNorm2d, in place."""
     norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
     if not norms:
         raise ConfigError(f"--batch-norm sync: {name} has no batch norm; use local")
-    if strange := next((norm for norm in norms if type(norm) is not nn.BatchNorm2d), None):
+    if unknown := next((norm for norm in norms if type(norm) is not nn.BatchNorm2d), None):
         raise ConfigError(
-            f"--batch-norm sync: {name} has a batch norm of its own ({type(strange).__name__}) "
+            f"--batch-norm sync: {name} has a batch norm of its own ({type(unknown).__name__}) "
             "that cannot be synchronized; use local, or resnet18"
         )
     for norm in norms:
-        # The same parameters in the same place: only what forward does is another.
+        # Keeps the parameters and all references; only forward() changes.
         norm.__class__ = SyncBatchNorm2d
         norm.group = group  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""Any image classifier of timm, untrained: `timm/NAME`."""
+"""Untrained image classifiers from timm: `timm/NAME`."""
 
 from difflib import get_close_matches
 from types import ModuleType
@@ -10,7 +10,7 @@ from fastaug.models.head import keep_head_in_fp32
 
 
 def require_timm(name: str) -> ModuleType:
-    """timm, imported when the model `name` asks for it: `import fastaug` needs torch alone."""
+    """Import timm for the model `name`; `import fastaug` itself needs only torch."""
     try:
         import timm
     except ImportError as error:
@@ -54,7 +54,7 @@ def build_timm(
     return keep_head_in_fp32(model, num_classes)
 
 
-# Some models take a rate and ignore it (convmixer, hrnet, res2net): look for its effect.
+# Some models accept a rate and ignore it (convmixer, hrnet, res2net), so check the modules.
 
 
 def _has_dropout(model: nn.Module, rate: float) -> bool:

@@ -1,8 +1,7 @@
 """WRN-d-w with SkipInit: a wide residual network without normalization layers.
 
-Each residual branch ends in one learned scalar that starts at 0 (De and Smith, 2020), which takes
-the place of batch norm: at first the signal passes by the shortcuts alone. Convolutions carry
-biases.
+Each residual branch ends in a learned scalar that starts at 0 (De and Smith, 2020), in place of
+batch norm: at first only the shortcuts pass the signal. Convolutions have biases.
 """
 
 import torch

@@ -13,7 +13,7 @@ from fastaug.runs.checkpoint import load_checkpoint
 from fastaug.runs.checkpoint_writer import FOLDER, kept_checkpoints, step_name
 from fastaug.runs.config import RunConfig
 from fastaug.runs.lock import wait_until_free
-from fastaug.runtime.torchrun import launch_name, launch_stamp, machines, was_restarted
+from fastaug.runtime.torchrun import launch_timestamp, num_nodes, torchrun_id, was_restarted
 
 
 def newest_checkpoint(folder: Path, say: Callable[[str], None]) -> Path | None:
@@ -86,7 +86,7 @@ def run_of(checkpoint: Path) -> Path:
 
 def restarted_checkpoint(resume: str, out: str, say: Callable[[str], None]) -> Path | None:
     """The checkpoint of a run that torchrun has restarted, which needs no --resume."""
-    if not (was_restarted() or launch_name()):
+    if not (was_restarted() or torchrun_id()):
         return None
     folder = Path(out or resume or _folder_of_this_launch()).expanduser()
     if not folder.is_dir():
@@ -94,7 +94,7 @@ def restarted_checkpoint(resume: str, out: str, say: Callable[[str], None]) -> P
     checkpoint = newest_checkpoint(folder, say)
     if checkpoint is None:
         return None
-    if was_restarted() or load_checkpoint(checkpoint)["launch"] == launch_name():
+    if was_restarted() or load_checkpoint(checkpoint)["launch"] == torchrun_id():
         say(f"restarted by torchrun: resuming from {checkpoint}")
         return checkpoint
     return None
@@ -102,13 +102,15 @@ def restarted_checkpoint(resume: str, out: str, say: Callable[[str], None]) -> P
 
 def new_run_folder(config: TrainConfig) -> str:
     """runs/WHAT-DATE-TIME-PROCESS; the default recipe on other data takes the name of the data."""
-    if machines() > 1:
+    if num_nodes() > 1:
         raise ConfigError("on several machines give --out, a folder that all of them see")
     own = config.run.recipe != RunConfig.recipe or config.data.data == DataConfig.data
     what = config.run.recipe if own else Path(config.data.data).name.partition(".")[0]
-    return f"runs/{what}-{launch_stamp()}"
+    return f"runs/{what}-{launch_timestamp()}"
 
 
 def _folder_of_this_launch() -> str:
     """What new_run_folder named when torchrun first started this run."""
-    return next((str(path) for path in Path("runs").glob(f"*-{launch_stamp()}")), "no such folder")
+    return next(
+        (str(path) for path in Path("runs").glob(f"*-{launch_timestamp()}")), "no such folder"
+    )

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Atomic file writes."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Any
 
 TEMPORARY = ".*.tmp*"
-"""What a process that was killed leaves of them, as a pattern of names."""
+"""Glob pattern of the temporary files that a killed process leaves behind."""
 
 
 @contextmanager
 def atomic_write(path: Path, suffix: str = "") -> Iterator[Path]:
-    """A temporary file beside the path, to be written; it gets the path's name once it is on the
-    disk, if nothing is raised: a reader finds the old file or the new one, never a half.
+    """Yield a temporary path beside `path`, and rename it to `path` once its content is on disk.
 
-    suffix: of the temporary name, for writers that go by it. By default a search for *.pt does not
-    find what is half written.
+    If the context raises, `path` is unchanged: a reader finds the old file or the new one.
+    suffix: end of the temporary name, for writers that depend on it. By default it is one that a
+    search for *.pt does not find.
     """
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp{suffix}")
     try:
@@ -41,7 +41,7 @@ def write_json(path: Path, value: dict[str, Any], indent: int | None = 2) -> Non
 
 
 def _sync_folder(folder: Path) -> None:
-    """The new names in a folder, on the disk."""
+    """Flush the names in a folder to disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""Where fastaug keeps what it can make again."""
+"""The folder for files that fastaug can make again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where and in what arithmetic the network runs."""
+"""Device, precision and memory of the process."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def resolve_device(name: str) -> torch.device:
-    """--device as a torch device that is there; of several ranks, each has a GPU of its own."""
+    """--device as an available torch device; under torchrun, each rank has its own GPU."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda" and "LOCAL_RANK" in os.environ:  # torchrun's number of this process
+    if name == "cuda" and "LOCAL_RANK" in os.environ:  # set by torchrun
         name = f"cuda:{os.environ['LOCAL_RANK']}"
     try:
         device = torch.device(name)
@@ -47,9 +47,9 @@ def resolve_device(name: str) -> torch.device:
 def avoid_broken_cpu_arithmetic(device: torch.device, precision: str) -> None:
     """Call before the first bf16 or fp16 operation on a CPU.
 
-    Some virtual machines announce a matrix unit (AMX) and do not describe it; torch's oneDNN then
-    dies of an illegal instruction at the first bf16 product. A child process tries one; if it dies,
-    oneDNN is told to do without. It reads the variable when it is first used, so this comes first.
+    Some virtual machines announce a matrix unit (AMX) that does not work: torch's oneDNN crashes
+    with an illegal instruction at the first bf16 product. A child process tries one; if it crashes,
+    an environment variable, which oneDNN reads at its first use, disables AMX.
     """
     if device.type != "cpu" or precision not in _DTYPES or "ONEDNN_MAX_CPU_ISA" in os.environ:
         return
@@ -70,22 +70,22 @@ def _multiply(precision: str) -> None:
 
 
 def keep_freed_memory(device: torch.device) -> None:
-    """Before training on a CPU: memory that tensors gave back is kept for the next ones.
+    """Make glibc keep freed memory for later tensors; call before training on a CPU.
 
-    glibc hands large blocks back to the system and gets them anew, page by page and zeroed, in
-    every operation: a third of a step at 224 px. This costs up to a third more memory, as freed
-    blocks do not always fit. Whoever sets glibc's own variables (MALLOC_...) has decided already.
+    By default glibc returns large blocks to the system and gets them back, page by page and zeroed,
+    in every operation: a third of a step at 224 px. Keeping them takes up to a third more memory,
+    as freed blocks do not always fit. Does nothing if glibc's own variables (MALLOC_...) are set.
     """
-    theirs = ("MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
-    if device.type != "cpu" or not _IS_LINUX or any(name in os.environ for name in theirs):
+    user_settings = ("MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
+    if device.type != "cpu" or not _IS_LINUX or any(name in os.environ for name in user_settings):
         return
-    if (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:  # musl has none
+    if (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:  # not in musl
         mallopt(_M_MMAP_MAX, 0)
         mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 _IS_LINUX = sys.platform == "linux"
-_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of malloc.h
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # from malloc.h
 
 
 def cpp_compiler() -> str | None:
@@ -95,7 +95,7 @@ def cpp_compiler() -> str | None:
 
 
 def check_compiler(device: torch.device) -> None:
-    """What torch.compile needs on a CPU, before it fails with fifty lines of its own."""
+    """Raise if torch.compile would find no C++ compiler, before it fails with fifty lines."""
     if device.type == "cpu" and cpp_compiler() is None:
         raise ConfigError(
             "--compile on a CPU needs a C++ compiler, and there is no g++ or clang++ here; "
@@ -104,13 +104,13 @@ def check_compiler(device: torch.device) -> None:
 
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:
-    """The context of the network's forward pass."""
+    """The autocast context of the forward pass."""
     dtype = _DTYPES.get(precision)
     return torch.autocast(device.type, dtype=dtype or torch.bfloat16, enabled=dtype is not None)
 
 
 def environment(device: torch.device) -> dict[str, str]:
-    """The software and hardware that a run's figures were measured on."""
+    """Software and hardware that a run was measured on."""
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else "none"
     return {
         "python": platform.python_version(),
@@ -122,5 +122,5 @@ def environment(device: torch.device) -> dict[str, str]:
 
 
 def memory_bound() -> int:
-    """Bytes that one file may take: a third of the machine's memory."""
+    """Bytes that one file may take: a third of the physical memory."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 3

@@ -1,8 +1,8 @@
-"""The ranks of a run: processes that torchrun has started, and what they tell each other.
+"""The ranks of a run, and what they exchange.
 
-Every rank holds the same weights, and knows the same of the run, after every step: only the images
-of a step are shared out. So a checkpoint is what rank 0 knows, and another number of ranks can go
-on from it. A single process is a group of one and needs none of torch's machinery.
+After every step all ranks have the same weights and the same state; only the images of a step are
+divided among them. So only rank 0 writes checkpoints, and a run can be resumed with another number
+of ranks. A single process is a group of one and does not use torch.distributed.
 """
 
 from __future__ import annotations
@@ -21,30 +21,31 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Group:
-    """This rank among those of its run; on its own it is all of them."""
+    """The ranks of a run, as seen from one of them. The default is a single process."""
 
     rank: int = 0
     ranks: int = 1
+    """Number of ranks: torch's world size."""
     local_rank: int = 0
-    """Its number on this machine."""
+    """Number of this rank on its machine."""
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the one that writes and speaks."""
+        """True on rank 0."""
         return self.rank == 0
 
     def sum_(self, tensor: Tensor) -> Tensor:
-        """The tensor, summed over all ranks in place."""
+        """Sum a tensor over all ranks, in place."""
         if self.ranks > 1:
             torch.distributed.all_reduce(tensor)
         return tensor
 
     def mean_(self, tensor: Tensor) -> Tensor:
-        """The tensor, averaged over all ranks in place."""
+        """Average a tensor over all ranks, in place."""
         return self.sum_(tensor).div_(self.ranks) if self.ranks > 1 else tensor
 
     def gather(self, value: Any) -> list[Any]:
-        """The values of all ranks, by rank, on every rank."""
+        """The values of all ranks, in the order of the ranks, on every rank."""
         if self.ranks == 1:
             return [value]
         values: list[Any] = [None] * self.ranks
@@ -52,36 +53,39 @@ class Group:
         return values
 
     def from_first(self, work: Callable[[], Result]) -> Result:
-        """What rank 0 makes of it, on every rank; its mistake, too, is everyone's."""
+        """Run `work` on rank 0 and return its result, or raise its error, on every rank."""
         if self.ranks == 1:
             return work()
         outcome: list[Any] = [None]
         if self.is_first:
             outcome = [_outcome(work)]
         torch.distributed.broadcast_object_list(outcome, src=0)
-        return self._unwrapped(outcome[0], said_by=0)
+        return self._unwrapped(outcome[0], raised_by=0)
 
     def in_turn(self, work: Callable[[], Result]) -> Result:
-        """The first rank of each machine does it, then the others: they find its cache filled."""
+        """Run `work` on the first rank of each machine, then on the others, which find its cache.
+
+        An error of a first rank is raised on every rank.
+        """
         if self.ranks == 1:
             return work()
         own = _outcome(work) if self.local_rank == 0 else None
         outcomes = self.gather(own if isinstance(own, BaseException) else None)
         for rank, outcome in enumerate(outcomes):
             if outcome is not None:
-                self._unwrapped(outcome, said_by=rank)
+                self._unwrapped(outcome, raised_by=rank)
         return work() if own is None else self._unwrapped(own)
 
-    def _unwrapped(self, outcome: _Value | BaseException, said_by: int | None = None) -> Any:
+    def _unwrapped(self, outcome: _Value | BaseException, raised_by: int | None = None) -> Any:
         if not isinstance(outcome, BaseException):
             return outcome.value
         if isinstance(outcome, FastaugError):
-            outcome.told = said_by != self.rank
+            outcome.told = raised_by != self.rank
         raise outcome
 
 
 class _Value:
-    """What has been made, apart from what went wrong."""
+    """A result, as opposed to an error."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -90,40 +94,41 @@ class _Value:
 def _outcome(work: Callable[[], Any]) -> _Value | BaseException:
     try:
         return _Value(work())
-    except (FastaugError, SystemExit) as error:  # --help, too, ends all of them
+    except (FastaugError, SystemExit) as error:  # SystemExit: --help ends all ranks
         return error
 
 
 class Agreement:
-    """The largest of the ranks' numbers, as it stood one call earlier: none waits for the slowest.
+    """The maximum of a number over all ranks, one call late, so that no rank waits for the slowest.
 
-    Every rank gets the same answer from its n-th call, and so does the same thing in the same step.
+    Every rank gets the same answer from its n-th call, and so acts on it in the same step.
     """
 
     def __init__(self, group: Group) -> None:
         self._group = group
-        self._asked: tuple[Any, Tensor] | None = None
+        self._pending: tuple[Any, Tensor] | None = None
 
     def largest(self, number: int) -> int:
+        """The maximum of the previous call's numbers; 0 in the first call."""
         if self._group.ranks == 1:
             return number
-        asked, numbers = self._asked, torch.tensor([number])
+        previous, numbers = self._pending, torch.tensor([number])
         work = torch.distributed.all_reduce(numbers, torch.distributed.ReduceOp.MAX, async_op=True)
-        self._asked = work, numbers
-        if asked is None:
+        self._pending = work, numbers
+        if previous is None:
             return 0
-        asked[0].wait()
-        return int(asked[1])
+        previous[0].wait()
+        return int(previous[1])
 
 
 def lost_rank(error: BaseException) -> RankLostError | None:
-    """The error as that of a rank which can no longer reach another one, if it is."""
-    said = str(error)
+    """A RankLostError if the error means that another rank cannot be reached, else None."""
+    message = str(error)
     if not isinstance(error, torch.distributed.DistError) and not any(
-        sign in said for sign in ("gloo", "NCCL", "Connection closed", "Connection reset")
+        sign in message for sign in ("gloo", "NCCL", "Connection closed", "Connection reset")
     ):
         return None
     return RankLostError(
         f"another rank has ended or cannot be reached ({first_line(error)[:200]}); what it said "
-        "is above; torchrun --max-restarts N goes on from the last checkpoint by itself"
+        "is above; torchrun --max-restarts N continues from the last checkpoint by itself"
     )

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as a request that the training loop answers when it can save."""
+"""Ctrl-C and SIGTERM as requests to stop, which the training loop checks when it can save."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class TrainingInterruptedError(Exception):
-    """A signal asked the run to end; exit_code is the shell's convention for it."""
+    """A signal asked the run to stop; exit_code follows the shell's convention."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(signal.Signals(signum).name)
@@ -18,7 +18,7 @@ class TrainingInterruptedError(Exception):
 
 
 class StopSignals:
-    """Within the context the first signal is noted and the second one ends the process at once."""
+    """Within the context, the first signal is recorded and the second ends the process."""
 
     def __init__(self) -> None:
         self._signum = 0
@@ -27,7 +27,7 @@ class StopSignals:
 
     def __enter__(self) -> StopSignals:
         for signum in (signal.SIGINT, signal.SIGTERM):
-            self._previous[signum] = signal.signal(signum, self._note)
+            self._previous[signum] = signal.signal(signum, self._record)
         return self
 
     def __exit__(self, *_error: object) -> None:
@@ -36,22 +36,25 @@ class StopSignals:
 
     @property
     def signum(self) -> int:
-        """The signal that has come, or 0. A torchrun that is gone is one: what it has started would
-        train on beside what is started next."""
+        """The signal that was received, or 0.
+
+        If torchrun has died, this is SIGTERM: its processes would train on beside their successors.
+        """
         if self._signum == 0 and self._launcher not in (0, os.getppid()):
-            self._note(signal.SIGTERM, None)
+            self._record(signal.SIGTERM, None)
         return self._signum
 
     def check(self) -> None:
-        """Raise TrainingInterruptedError if a signal has come."""
+        """Raise TrainingInterruptedError if a signal was received."""
         if self._signum:
             raise TrainingInterruptedError(self._signum)
 
-    def _note(self, signum: int, _frame: FrameType | None) -> None:
+    def _record(self, signum: int, _frame: FrameType | None) -> None:
         if self._signum:
             os._exit(128 + signum)
         self._signum = signum
         name = signal.Signals(signum).name
-        # Not print: the signal may have come in the middle of one, and the terminal may be gone.
+        # Not print(): the signal may have interrupted one, and the terminal may be gone.
         with suppress(OSError):
-            os.write(2, f"\n{name}: saving, then ending; once more to end at once\n".encode())
+            message = "saving a checkpoint; press Ctrl-C again to quit immediately"
+            os.write(2, f"\n{name}: {message}\n".encode())

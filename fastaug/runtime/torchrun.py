@@ -1,4 +1,4 @@
-"""How a process comes into its run: on its own, or as one of those that torchrun has started."""
+"""Starting as a single process or as a rank that torchrun has started."""
 
 from __future__ import annotations
 
@@ -16,74 +16,73 @@ from torch.distributed.rendezvous import rendezvous
 
 from fastaug.runtime.distributed import Group
 
-# Longer than any wait of a sound run, as for a rank that looks at a million files: while training,
-# the watchdog notices what hangs, and says where.
+# Longer than any wait of a healthy run, as for a rank that scans a million files. During training,
+# the watchdog finds what hangs.
 _TIMEOUT = timedelta(hours=12)
-_LOOK_AGAIN = 0.05
+_POLL_SECONDS = 0.05
 
 
 @contextmanager
 def join_process_group() -> Iterator[Group]:
-    """This process in the group that torchrun has started it for; else on its own."""
+    """Initialize torch.distributed if torchrun has started several ranks; yield the group."""
     ranks = int(os.environ.get("WORLD_SIZE", 1))
     if "RANK" not in os.environ or ranks == 1:
         yield Group()
         return
     store, rank, ranks = next(rendezvous("env://", timeout=_TIMEOUT))
-    # Gradients go over NCCL where there are GPUs; what the hosts have to say, over gloo.
+    # NCCL for gradients on GPUs, gloo for messages between hosts.
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     torch.distributed.init_process_group(
         backend, store=_own_store(store, rank, ranks), rank=rank, world_size=ranks, timeout=_TIMEOUT
     )
     group = Group(rank, ranks, int(os.environ.get("LOCAL_RANK", 0)))
     yield group
-    # They leave together, so that none misses another; after an error there may be no one left. The
-    # group is not destroyed: gloo's threads now and then abort the process then (seen once in 16
-    # runs), and cli.run ends it without taking anything apart.
+    # Ranks leave together, so that none loses another; not after an error, when others may be gone.
+    # The group is not destroyed: gloo's threads sometimes abort the process then (once in 16 runs),
+    # and cli.run exits without cleanup.
     group.gather(None)
 
 
 def _own_store(store: Store, rank: int, ranks: int) -> Store:
-    """A part of torchrun's store that no process before these has written to.
+    """A part of torchrun's store that no earlier process has written to.
 
-    torchrun (2.14) keeps one store over all restarts, and gloo then finds the addresses of the dead
-    and waits for them. Nothing in the environment tells one start from the next on all machines
-    alike, so the ranks find each other: rank 0 asks by a name of its own, each other rank answers
-    every name that it finds with one of its own, and goes on when that one has been called.
+    torchrun (2.14) keeps one store over all restarts, in which gloo would find the addresses of
+    dead processes and wait for them. No environment variable identifies a start on all machines, so
+    the ranks agree on a random name: rank 0 publishes one, each other rank answers with a name of
+    its own until rank 0 confirms that.
     """
     name = uuid.uuid4().hex
     if rank == 0:
-        store.set("fastaug/asks", name)
+        store.set("fastaug/start", name)
         for other in range(1, ranks):
             answer = store.get(f"fastaug/{name}/{other}").decode()  # waits for it
-            store.set(f"fastaug/{name}/called/{answer}", "")
+            store.set(f"fastaug/{name}/confirmed/{answer}", "")
         return PrefixStore(f"fastaug/{name}", store)
     while True:
-        asking = store.get("fastaug/asks").decode()
-        store.set(f"fastaug/{asking}/{rank}", name)
-        called = f"fastaug/{asking}/called/{name}"
-        while store.get("fastaug/asks").decode() == asking:
-            if store.check([called]):
-                return PrefixStore(f"fastaug/{asking}", store)
-            time.sleep(_LOOK_AGAIN)
+        start = store.get("fastaug/start").decode()
+        store.set(f"fastaug/{start}/{rank}", name)
+        confirmed = f"fastaug/{start}/confirmed/{name}"
+        while store.get("fastaug/start").decode() == start:
+            if store.check([confirmed]):
+                return PrefixStore(f"fastaug/{start}", store)
+            time.sleep(_POLL_SECONDS)
 
 
 def was_restarted() -> bool:
-    """Whether torchrun has started this group anew, after one of its ranks ended."""
+    """Whether torchrun has restarted the ranks after one of them ended."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
 
 
-def launch_name() -> str:
-    """What all processes have in common that one torchrun starts, on all machines and whenever it
-    does; "" if it has no name. A machine that leaves or joins is a new start, too, and not counted
-    as a restart."""
+def torchrun_id() -> str:
+    """torchrun's --rdzv-id, "" if none: the same for all its processes, on all machines and after
+    all restarts, also those that are not counted because a machine left or joined."""
     name = os.environ.get("TORCHELASTIC_RUN_ID", "")
     return "" if name == "none" else name
 
 
-def launch_stamp() -> str:
-    """DATE-TIME-PROCESS of the torchrun that started this process, else of this process itself: the
-    same for all processes of one torchrun on this machine."""
+def launch_timestamp() -> str:
+    """DATE-TIME-PID of the torchrun that started this process, else of this process: the same for
+    all processes of one torchrun on this machine."""
     pid, started = os.getpid(), time.time()
     if "TORCHELASTIC_RUN_ID" in os.environ and os.path.exists("/proc/stat"):
         pid = os.getppid()
@@ -95,6 +94,6 @@ def launch_stamp() -> str:
     return f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(started))}-{pid}"
 
 
-def machines() -> int:
-    """That take part in this run."""
+def num_nodes() -> int:
+    """Number of machines in this run."""
     return int(os.environ.get("GROUP_WORLD_SIZE", 1))

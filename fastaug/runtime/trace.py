@@ -1,7 +1,8 @@
-"""Named ranges of a step, for a profiler; while none listens, a range costs 0.2 microseconds.
+"""Named ranges in a profile. While no profiler runs, a range costs 0.2 microseconds.
 
-In the trainer's process they are torch's (and NVTX's on a GPU). torch's profiler does not see the
-loader's worker processes: there, each range is a line in a file, in a clock that they all share.
+In the trainer's process they are ranges of torch's profiler (and of NVTX on a GPU). torch's
+profiler does not see the loader's worker processes: these write each range as a line to a file,
+with times of a clock that all processes share.
 """
 
 from __future__ import annotations
@@ -16,25 +17,25 @@ from typing import NamedTuple
 import torch
 from torch.profiler import record_function
 
-_UNHEARD = nullcontext()
-_listener: Callable[[str], AbstractContextManager[object]] | None = None
-_workers_file: str | None = None
+_OFF = nullcontext()
+_make_range: Callable[[str], AbstractContextManager[object]] | None = None
+_worker_trace_file: str | None = None
 
 
-def named(name: str) -> AbstractContextManager[object]:
-    """The code within, by this name in a trace."""
-    return _UNHEARD if _listener is None else _listener(name)
+def trace_range(name: str) -> AbstractContextManager[object]:
+    """A context whose code appears under this name in a profile."""
+    return _OFF if _make_range is None else _make_range(name)
 
 
-def listen(*, cuda: bool) -> None:
-    """From now on ranges are recorded: by torch's profiler, if it runs, and as NVTX ranges."""
-    global _listener
-    _listener = _with_nvtx if cuda else record_function
+def start_tracing(*, cuda: bool) -> None:
+    """Record ranges from now on: with torch's profiler, if it runs, and with NVTX if cuda."""
+    global _make_range
+    _make_range = _with_nvtx if cuda else record_function
 
 
-def stop_listening() -> None:
-    global _listener
-    _listener = None
+def stop_tracing() -> None:
+    global _make_range
+    _make_range = None
 
 
 @contextmanager
@@ -46,8 +47,8 @@ def _with_nvtx(name: str) -> Iterator[None]:
 # --- worker processes ---
 
 
-class Span(NamedTuple):
-    """A range of a worker; times in nanoseconds of time.perf_counter_ns."""
+class WorkerRange(NamedTuple):
+    """A range in a worker process; times in nanoseconds of time.perf_counter_ns."""
 
     process: int
     name: str
@@ -55,26 +56,26 @@ class Span(NamedTuple):
     end: int
 
 
-def set_workers_file(path: str | None) -> None:
-    """Where workers that are started from now on write their ranges; None: nowhere."""
-    global _workers_file
-    _workers_file = path
+def set_worker_trace_file(path: str | None) -> None:
+    """Set the file that workers started from now on write their ranges to; None: no file."""
+    global _worker_trace_file
+    _worker_trace_file = path
 
 
-def workers_file() -> str | None:
-    return _workers_file
+def worker_trace_file() -> str | None:
+    return _worker_trace_file
 
 
-def write_to(path: str | None) -> None:
-    """In a worker: what the trainer's process had set when it was forked does not hold here."""
-    global _listener
-    _listener = None
+def start_worker_tracing(path: str | None) -> None:
+    """In a worker: write ranges to the file, instead of what the fork inherited; None: nowhere."""
+    global _make_range
+    _make_range = None
     if path is None:
         return
-    with suppress(OSError):  # the profiler has ended meanwhile, and the file is gone
-        # A line is one write at the end of the file, so that workers do not mix theirs.
+    with suppress(OSError):  # the profiler has ended and removed the file
+        # A line is one write in append mode, so that lines of several workers do not mix.
         file = os.open(path, os.O_WRONLY | os.O_APPEND)
-        _listener = partial(_written, file)
+        _make_range = partial(_written, file)
 
 
 @contextmanager
@@ -83,12 +84,12 @@ def _written(file: int, name: str) -> Iterator[None]:
     try:
         yield
     finally:
-        span = Span(os.getpid(), name, start, time.perf_counter_ns())
-        with suppress(OSError):  # a full disk is no reason to end the training
-            os.write(file, ("\t".join(map(str, span)) + "\n").encode())
+        fields = WorkerRange(os.getpid(), name, start, time.perf_counter_ns())
+        with suppress(OSError):  # a full disk must not end the training
+            os.write(file, ("\t".join(map(str, fields)) + "\n").encode())
 
 
-def read_spans(path: str) -> list[Span]:
+def read_worker_ranges(path: str) -> list[WorkerRange]:
     with open(path, encoding="utf-8") as file:
         lines = [line.rstrip("\n").split("\t") for line in file if line.endswith("\n")]
-    return [Span(int(process), name, int(a), int(b)) for process, name, a, b in lines]
+    return [WorkerRange(int(process), name, int(a), int(b)) for process, name, a, b in lines]

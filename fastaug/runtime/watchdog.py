@@ -1,4 +1,4 @@
-"""The watchdog: a run that makes no progress ends, and says where each of its threads stood."""
+"""The watchdog: ends a run that makes no progress, with the stacks of its threads."""
 
 from __future__ import annotations
 
@@ -13,30 +13,29 @@ from contextlib import suppress
 from pathlib import Path
 
 EXIT_CODE = 75
-"""EX_TEMPFAIL of sysexits.h: to try again makes sense."""
+"""EX_TEMPFAIL in sysexits.h: trying again may help."""
 
 _LAST_RESORT = 60.0
 """Seconds that saving may take in a process in which something hangs."""
 
-
 _STDERR = 2
-"""Not sys.stderr, which may have been replaced by something that is no file."""
+"""Not sys.stderr, which may have been replaced by an object without a descriptor."""
 
 
 class Watchdog:
-    """Within the context, `seconds` without a beat end the process; 0 is never.
+    """Within the context, `seconds` without a beat end the process; 0: never.
 
-    Its thread counts time that it has seen pass, so a process that was stopped (SIGSTOP, a laptop
-    that sleeps) and goes on is not taken for one that hangs. If Python itself is stuck, in
-    something that keeps its lock, faulthandler's own timer ends the process after twice the time
-    and a minute; it goes by the clock, and so ends one, too, that was stopped for that long.
+    A thread counts the time while it runs, so a process that was stopped (SIGSTOP, a laptop that
+    sleeps) and continues does not count as hanging. If Python itself is stuck, in code that holds
+    the GIL, faulthandler's timer ends the process after twice the time plus a minute; that timer
+    goes by the clock, and also ends a process that was stopped for so long.
     """
 
     def __init__(
         self, seconds: float, *, name: str, file: Path | None, save: Callable[[], None]
     ) -> None:
         """name: of this process in messages; file: for the stacks, besides stderr; save: called
-        in another thread than the training's, before the end."""
+        before the end, in its own thread."""
         self._seconds, self._name, self._file, self._save = seconds, name, file, save
         self._beats = 0
         self._doing = "starting"
@@ -55,19 +54,19 @@ class Watchdog:
             faulthandler.cancel_dump_traceback_later()
 
     def beat(self, doing: str) -> None:
-        """There is progress, and this comes next."""
+        """Report progress, and what is done next."""
         self._doing = doing
         self._beats += 1
 
     def _watch(self) -> None:
         period = min(1.0, self._seconds / 5)
-        before, silent, heard = time.monotonic(), 0.0, -1
+        before, silent, last_beat = time.monotonic(), 0.0, -1
         while not self._stop.wait(period):
             now = time.monotonic()
             silent += min(now - before, 2 * period)
             before = now
-            if heard != self._beats:
-                heard, silent = self._beats, 0.0
+            if last_beat != self._beats:
+                last_beat, silent = self._beats, 0.0
                 _end_later(2 * self._seconds + _LAST_RESORT)
             if silent >= self._seconds:
                 self._end()
@@ -79,29 +78,34 @@ class Watchdog:
             f"while {self._doing}; the stacks of its threads:\n"
         )
         with suppress(OSError):
-            self._tell(line, _STDERR)
+            self._write_stacks(line, _STDERR)
         if self._file is not None:
             with suppress(OSError), open(self._file, "w", encoding="utf-8") as file:
-                self._tell(line, file.fileno())
-        for child in multiprocessing.active_children():  # loader workers write theirs to stderr
+                self._write_stacks(line, file.fileno())
+        for (
+            child
+        ) in multiprocessing.active_children():  # loader workers write their stacks to stderr
             if hasattr(signal, "SIGUSR1") and child.pid:
                 with suppress(OSError):
                     os.kill(child.pid, signal.SIGUSR1)
-        # The disk may be what hangs: in a thread of its own, for the exit code.
+        # In a thread, as the disk may be what hangs, and the exit code is wanted.
         saving = threading.Thread(target=self._save, name="fastaug-last-save", daemon=True)
         saving.start()
         saving.join(_LAST_RESORT)
-        for child in multiprocessing.active_children():  # else what hangs outlives this process
+        for (
+            child
+        ) in multiprocessing.active_children():  # or those that hang would outlive this process
             with suppress(OSError):
                 child.kill()
         os._exit(EXIT_CODE)
 
     @staticmethod
-    def _tell(line: str, descriptor: int) -> None:
+    def _write_stacks(line: str, descriptor: int) -> None:
         os.write(descriptor, line.encode())
         faulthandler.dump_traceback(descriptor, all_threads=True)
 
 
 def _end_later(seconds: float) -> None:
-    """By a thread of faulthandler, which needs nothing of Python. Replaces what was set before."""
+    """End the process later, by faulthandler's thread, which does not need Python to run. Replaces
+    the earlier timer."""
     faulthandler.dump_traceback_later(seconds, exit=True, file=_STDERR)

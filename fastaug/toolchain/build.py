@@ -1,13 +1,16 @@
-"""The kernel sources, and what is compiled of them: made once, kept in the cache."""
+"""Kernel sources in cuda/, and the cache of what is compiled from them."""
 
 from __future__ import annotations
 
 import hashlib
 import logging
+import re
 import tempfile
 from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
+
+import torch
 
 from fastaug.errors import FastaugError, KernelUnavailableError
 from fastaug.runtime.atomic import atomic_write
@@ -15,10 +18,14 @@ from fastaug.runtime.cache import cache_dir
 
 log = logging.getLogger("fastaug")
 
+DTYPES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
+"""Dtypes of compiled kernels, and how the names of those on a GPU end; libraries for a CPU number
+them in this order."""
+
 
 @cache
 def source_folder() -> Path:
-    """cuda/: installed, a folder of the package; in a source tree, the one beside it."""
+    """cuda/: inside the installed package, or beside it in a source tree."""
     package = Path(__file__).parents[1]
     for folder in (package / "cuda", package.parent / "cuda"):
         if (folder / "objective.h").is_file():
@@ -29,8 +36,31 @@ def source_folder() -> Path:
     )
 
 
+@cache
+def enum_codes(header: str, enum: str) -> dict[str, int]:
+    """Entries of an enum in cuda/ that numbers them from 0, by name."""
+    text = re.sub(r"//.*", "", (source_folder() / header).read_text())
+    found = re.search(rf"enum {enum} \{{([\w\s,]+)\}}", text)
+    if found is None:
+        raise KernelUnavailableError(f"cuda/{header} has no enum {enum}; install fastaug again")
+    return {name: code for code, name in enumerate(re.findall(r"\w+", found[1]))}
+
+
+@cache
+def headers_of(source: str) -> tuple[str, ...]:
+    """Names of the files in cuda/ that a source includes, directly or not."""
+    found: dict[str, None] = {}
+    unread = [source]
+    while unread:
+        text = (source_folder() / unread.pop()).read_text()
+        new = [name for name in re.findall(r'#include "(.+?)"', text) if name not in found]
+        found |= dict.fromkeys(new)
+        unread += new
+    return tuple(sorted(found))
+
+
 def digest(files: Iterable[Path], *more: str) -> str:
-    """Names the content of files and some words: another content is another name."""
+    """A hash of files and strings."""
     found = hashlib.sha256(repr(more).encode())
     for file in files:
         found.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
@@ -38,10 +68,10 @@ def digest(files: Iterable[Path], *more: str) -> str:
 
 
 def built(name: str, make: Callable[[Path], None]) -> Path:
-    """The file of this name in the cache; where there is none, make(path) writes it first.
+    """The file of this name in the cache; if there is none, make(path) writes it.
 
-    The name says all that decides the content. Without a cache that can be written, the file is
-    made for this process alone.
+    The name must determine the content. Without a writable cache, the file is made in a temporary
+    folder of this process.
     """
     try:
         file = cache_dir() / "kernels" / name
@@ -55,12 +85,11 @@ def built(name: str, make: Callable[[Path], None]) -> Path:
             raise
         file = Path(_own_folder().name) / name
         if not file.is_file():
-            log.info("%s is compiled for this run alone: %s", name, error)
+            log.info("%s is compiled for this run only: %s", name, error)
             make(file)
         return file
 
 
 @cache
 def _own_folder() -> tempfile.TemporaryDirectory:
-    """Goes with the process."""
     return tempfile.TemporaryDirectory(prefix="fastaug-")

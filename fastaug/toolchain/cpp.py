@@ -1,4 +1,4 @@
-"""C++ sources as libraries: compiled for this CPU when they are first used, kept in the cache."""
+"""C++ sources as libraries: compiled for this CPU on first use, kept in the cache."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import ctypes
 import logging
 import platform
 import subprocess
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 from fastaug.errors import KernelUnavailableError
 from fastaug.runtime.device import cpp_compiler
-from fastaug.toolchain.build import built, digest, source_folder
+from fastaug.toolchain.build import built, digest, headers_of, source_folder
 
 log = logging.getLogger("fastaug")
 
@@ -21,10 +21,8 @@ FLAGS = (
 )
 
 
-def build_library(
-    source: str, headers: Iterable[str], what: str, flags: tuple[str, ...] = FLAGS
-) -> Path:
-    """Of files in cuda/: the library, compiled if it is not in the cache. `what` is for the log."""
+def build_library(source: str, what: str, flags: tuple[str, ...] = FLAGS) -> Path:
+    """The library of a source in cuda/, compiled if it is not in the cache. what: for the log."""
     compiler = cpp_compiler()
     if compiler is None:
         raise KernelUnavailableError("needs a C++ compiler: install g++ or clang++, or set CXX")
@@ -34,9 +32,9 @@ def build_library(
         log.info("compiling %s with %s, once", what, Path(compiler).name)
         _run(compiler, *flags, str(file), "-o", str(library))
 
-    # Its name holds all that decides it: another compiler or another CPU (a home folder is often
-    # shared) makes another library.
-    sources = [file, *(source_folder() / name for name in headers)]
+    # The library depends on the compiler and the CPU, and home folders are often shared between
+    # machines: both are part of its name.
+    sources = [file, *(source_folder() / name for name in headers_of(source))]
     name = digest(sources, *flags, _run(compiler, "--version"), _cpu())
     return built(f"{file.stem}-{name}.so", compile_it)
 
@@ -70,7 +68,7 @@ def _run(*command: str) -> str:
 
 
 def _cpu() -> str:
-    """What -march=native looks at."""
+    """The features of this CPU, as -march=native sees them."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

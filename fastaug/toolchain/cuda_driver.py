@@ -1,4 +1,4 @@
-"""A GPU through NVIDIA's driver: loads compiled kernels and launches them on torch's stream."""
+"""NVIDIA's driver: loads compiled kernels on a GPU and launches them on torch's stream."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from fastaug.toolchain.nvrtc import Program, architecture_for, checked, image_fo
 
 OLDEST = (7, 5)
 Argument = Tensor | Structure | int | float | None
-"""A tensor is a pointer to its first element; None is a null pointer."""
+"""A tensor is passed as the pointer to its first element, None as a null pointer."""
 
 
 class Device:
-    """One GPU, in torch's primary context. Driver errors raise KernelUnavailableError."""
+    """A GPU in torch's primary context. Driver errors raise KernelUnavailableError."""
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -41,7 +41,7 @@ class Device:
         (self.processors,) = _checked(driver.cuDeviceGetAttribute(count, handle))
 
     def load(self, program: Program, kernel: str) -> Any:
-        """The kernel's handle; compiled and loaded when it is first asked for."""
+        """The handle of a kernel, which is compiled and loaded on first use."""
         if found := self._functions.get(kernel):
             return found
         image = image_for(program, kernel, self.architecture)
@@ -50,7 +50,7 @@ class Device:
             _checked(driver.cuCtxSetCurrent(self._context))
             (module,) = _checked(driver.cuModuleLoadData(image))
             (function,) = _checked(driver.cuModuleGetFunction(module, kernel.encode()))
-            # More than 48 KB a block must be asked for.
+            # More than 48 KB of shared memory in a block must be requested.
             most = attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             _checked(driver.cuFuncSetAttribute(function, most, self.shared_limit))
             share = attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
@@ -67,11 +67,11 @@ class Device:
         shared_bytes: int,
         arguments: Sequence[Argument],
     ) -> None:
-        """On torch's current stream of this GPU; returns at once."""
+        """Launch on torch's current stream of this GPU, without waiting."""
         function = self.load(program, kernel)
         values = [a.data_ptr() if isinstance(a, Tensor) else a or 0 for a in arguments]
         with torch.cuda.device(self.index):
-            # A thread that has not called the CUDA runtime yet has no context.
+            # A thread that has not called the CUDA runtime has no context.
             _checked(self._driver.cuCtxSetCurrent(self._context))
             stream = torch.cuda.current_stream(self.index).cuda_stream
             _checked(
@@ -86,7 +86,7 @@ def _driver() -> Any:
     try:
         from cuda.bindings import driver  # type: ignore[import-untyped]
 
-        _checked(driver.cuInit(0))  # finds the library, or does not
+        _checked(driver.cuInit(0))  # raises if the library is not found
     except ImportError as error:
         raise KernelUnavailableError("needs cuda.bindings: pip install cuda-bindings") from error
     except RuntimeError as error:

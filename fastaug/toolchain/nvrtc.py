@@ -1,4 +1,4 @@
-"""NVRTC, NVIDIA's compiler as a library: cuda/*.cu to machine code, without nvcc or a GPU."""
+"""NVRTC, NVIDIA's compiler library: from cuda/*.cu to machine code, without nvcc or a GPU."""
 
 from __future__ import annotations
 
@@ -9,31 +9,29 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fastaug.errors import KernelUnavailableError, first_line
-from fastaug.toolchain.build import built, digest, source_folder
+from fastaug.toolchain.build import built, digest, headers_of, source_folder
 
 log = logging.getLogger("fastaug")
 
-DTYPES = {"f32": "float", "f16": "f16", "bf16": "bf16"}
-"""As kernels are named, and as their sources call the type."""
+CTYPES = {"f32": "float", "f16": "f16", "bf16": "bf16"}
+"""Suffix of a kernel's name -> type in the sources."""
 
 
 class Program(NamedTuple):
-    """A source with kernels that all take the same arguments."""
+    """A source in cuda/ with kernels that all take the same arguments."""
 
     source: str
-    headers: tuple[str, ...]
-    """Files in cuda/, as the source is."""
     kernels: dict[str, str]
-    """By name, the macro that makes one of them: alone, it compiles in a fraction of the time."""
+    """Name of a kernel -> macro that defines it: one kernel compiles much faster than all."""
     arguments: tuple[Any, ...]
-    """Their C types; None is a ctypes.Structure, by value."""
+    """C types of the arguments; None is a ctypes.Structure by value."""
     options: tuple[str, ...] = ("--std=c++17",)
     carveout: int = -1
-    """Percent of an SM's memory that is to be shared memory rather than cache; -1: the driver's
-    choice."""
+    """Percent of an SM's memory for shared memory rather than cache; -1: the driver decides."""
 
     def sources(self) -> tuple[Path, ...]:
-        return tuple(source_folder() / name for name in (*self.headers, self.source))
+        """The headers, then the source itself."""
+        return tuple(source_folder() / name for name in (*headers_of(self.source), self.source))
 
 
 class Compiled(NamedTuple):
@@ -49,7 +47,7 @@ def nvrtc_version() -> str:
 
 
 def architecture_for(capability: tuple[int, int], known: Iterable[int] | None = None) -> str:
-    """sm_XY where NVRTC knows the GPU; else PTX, which the driver compiles for a newer one."""
+    """sm_XY if NVRTC knows the GPU; otherwise PTX, which the driver compiles for newer GPUs."""
     wanted = 10 * capability[0] + capability[1]
     known = list(_checked(_nvrtc().nvrtcGetSupportedArchs())[0] if known is None else known)
     if wanted in known:
@@ -64,7 +62,7 @@ def architecture_for(capability: tuple[int, int], known: Iterable[int] | None = 
 
 
 def image_for(program: Program, kernel: str, architecture: str) -> bytes:
-    """One kernel, compiled when it is first asked for."""
+    """One kernel, compiled on first use."""
 
     def compile_it(file: Path) -> None:
         log.info("compiling %s for %s with NVRTC, once", kernel, architecture)
@@ -78,19 +76,19 @@ def image_for(program: Program, kernel: str, architecture: str) -> bytes:
 def compile_kernels(
     program: Program, architecture: str, *, only: str | None = None, options: Iterable[str] = ()
 ) -> Compiled:
-    """All kernels, or one of them."""
+    """Compile all kernels of a program, or only one."""
     nvrtc = _nvrtc()
     *headers, source = (file.read_bytes() for file in program.sources())
     options = [f"--gpu-architecture={architecture}", *program.options, *options]
     if only:
         options.append(f"--define-macro=KERNELS={program.kernels[only]}")
-    names, name = [header.encode() for header in program.headers], program.source.encode()
+    names, name = [file.encode() for file in headers_of(program.source)], program.source.encode()
     (handle,) = _checked(nvrtc.nvrtcCreateProgram(source, name, len(names), headers, names))
     try:
         arguments = [option.encode() for option in options]
         (result,) = nvrtc.nvrtcCompileProgram(handle, len(arguments), arguments)
-        said = _text(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, handle)
-        messages = said.rstrip(b"\0").decode()
+        output = _text(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, handle)
+        messages = output.rstrip(b"\0").decode()
         if result:
             error = next((line for line in messages.splitlines() if "error" in line), result.name)
             raise KernelUnavailableError(f"NVRTC {nvrtc_version()} for {architecture}: {error}")
@@ -105,13 +103,13 @@ def compile_kernels(
 
 def _text(size: Any, get: Any, handle: Any) -> bytes:
     (length,) = _checked(size(handle))
-    room = bytearray(length)
-    _checked(get(handle, room))
-    return bytes(room)
+    content = bytearray(length)
+    _checked(get(handle, content))
+    return bytes(content)
 
 
 def checked(library: str, result: tuple) -> tuple:
-    """What a function of NVIDIA's libraries returned besides its error, which must be none."""
+    """Results of a function of NVIDIA's libraries; KernelUnavailableError for its error code."""
     error, *values = result
     if error:
         raise KernelUnavailableError(f"{library}: {error.name}")
@@ -127,7 +125,7 @@ def _nvrtc() -> Any:
     try:
         from cuda.bindings import nvrtc  # type: ignore[import-untyped]
 
-        nvrtc.nvrtcVersion()  # finds the library, or does not
+        nvrtc.nvrtcVersion()  # raises if the library is not found
     except ImportError as error:
         raise KernelUnavailableError("needs cuda.bindings: pip install cuda-bindings") from error
     except RuntimeError as error:

@@ -1,12 +1,13 @@
-"""Whether a fused view engine may be used on a device: its views against the reference's.
+"""The admission check of a fused view engine: its views against the reference's.
 
-All resampling modes, the border, every operation, all dtypes: milliseconds, on small pictures.
+All resampling modes, the border, every operation and all dtypes, in milliseconds on small images.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -14,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastaug.errors import DataError, describe_error
-from fastaug.kernels.admission import KernelReport, cached_report, device_name, report_file
+from fastaug.errors import DataError
+from fastaug.toolchain.admission import AdmissionReport, cached_report, compare_cases, report_file
 from fastaug.views.batch import VIEW_DTYPES
 from fastaug.views.config import ViewConfig
 from fastaug.views.packed_plan import pictures_of
@@ -29,12 +30,12 @@ if TYPE_CHECKING:
     from fastaug.views.engine import ViewEngine
 
 _SIZE = 24
-# Of a level: what fp32 sums in another order come to, with room to spare. The operations are
-# integer arithmetic, and equal.
+# In pixel values of 0 to 255: room for fp32 sums in another order. The operations are integer
+# arithmetic, and must be equal.
 _RESAMPLED = 0.01
-# Of values around 2 at the most: half of the last bit.
+# Normalized values are at most about 2: half of their last bit.
 _ROUNDING = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
-# Heights and widths of pictures, and of boxes in them: enlarged, shrunk, narrow, one pixel.
+# Heights and widths of images, and of boxes in them: enlarged, shrunk, narrow, one pixel.
 _BOXES = (((40, 61), (9, 8)), ((97, 40), (90, 38)), ((5, 200), (3, 190)), ((30, 30), (1, 1)))
 
 
@@ -44,52 +45,43 @@ class _Case(NamedTuple):
     plans: ViewPlans
     config: ViewConfig
     tolerance: float
-    """In levels."""
+    """In pixel values of 0 to 255."""
 
 
-def compare(engine: ViewEngine, device: torch.device) -> KernelReport:
-    worst, worst_name, cases = 0.0, "equal in all of them", 0
-    for case in _cases():
-        cases += 1
-        try:
-            error = _error(engine, case, device)
-        except Exception as raised:  # a driver may raise anything; that is a refusal
-            said = f"{case.name}: {describe_error(raised)}"
-            return KernelReport(engine.name, device_name(device), False, cases, said)
-        if not error <= worst:
-            worst, worst_name = error, f"off by {error:.2g} x the tolerance, {case.name}"
-    return KernelReport(engine.name, device_name(device), worst <= 1, cases, worst_name)
+def compare(engine: ViewEngine, device: torch.device) -> AdmissionReport:
+    """Compare an engine's views with those of the reference."""
+    cases = ((case.name, partial(_error, engine, case, device)) for case in _cases())
+    return compare_cases(engine.name, device, cases)
 
 
-def check_admission(engine: ViewEngine, device: torch.device) -> KernelReport:
-    """compare(), or what it found before for this device and these sources."""
+def check_admission(engine: ViewEngine, device: torch.device) -> AdmissionReport:
+    """compare(), or its cached report for this device and these sources."""
     file: Path | None = None
     with suppress(OSError, DataError):
         file = report_file([*engine.sources(), Path(__file__)], engine.name, device)
-    return cached_report(engine, device, compare, file)
+    return cached_report(file, lambda: compare(engine, device))
 
 
-def _error(engine: ViewEngine, case: _Case, device: torch.device) -> float:
-    """The largest difference from the reference, in units of the tolerance; NaN counts as one."""
+def _error(engine: ViewEngine, case: _Case, device: torch.device) -> tuple[float, str]:
+    """The largest difference from the reference in units of the tolerance, infinite for NaN."""
     images = [image.to(device) for image in case.images]
     pictures, kept = pictures_of(images)
-    form = RenderSpec.of(case.config)
-    found = engine.start(pictures, case.plans, form, threads=1, kept=kept).finish()
+    spec = RenderSpec.of(case.config)
+    found = engine.start(pictures, case.plans, spec, threads=1, kept=kept).finish()
     expected = torch.stack(
         [
             reference_views(image.numpy(), case.plans.of_image(place), case.config)
             for place, image in enumerate(case.images)
         ]
     ).permute(0, 1, 4, 2, 3)
-    if found.shape != expected.shape or found.dtype != form.dtype:
+    if found.shape != expected.shape or found.dtype != spec.dtype:
         raise ValueError(f"{found.dtype} of shape {list(found.shape)}")
     off = (found.cpu().float() - expected).abs()
-    tolerance = case.tolerance * max(form.factor) + _ROUNDING[form.dtype]
-    return (off / tolerance).nan_to_num(torch.inf).max().item()
+    tolerance = case.tolerance * max(spec.factor) + _ROUNDING[spec.dtype]
+    return (off / tolerance).nan_to_num(torch.inf).max().item(), "a pixel"
 
 
 def _cases() -> Iterator[_Case]:
-    """Pairs of a plan and what the reference makes of it."""
     dtypes = tuple(VIEW_DTYPES)
     number = 0
     for interpolation in ("bilinear", "bicubic"):
@@ -107,14 +99,14 @@ def _cases() -> Iterator[_Case]:
             yield _Case(name, [_picture(*size) for size in sizes], plans, config, _RESAMPLED)
     config = ViewConfig(size=_SIZE, crop="pad", normalize="cifar")
     plans = _plans([[(-4, 3, _SIZE, _SIZE), (2, -4, _SIZE, _SIZE)]])
-    yield _Case("reflected at the edges", [_picture(_SIZE, _SIZE)], plans, config, 0)
+    yield _Case("reflected border", [_picture(_SIZE, _SIZE)], plans, config, 0)
     for magnitude in (3.0, 8.0):
         yield _operations(magnitude)
 
 
 def _operations(magnitude: float) -> _Case:
-    """Every operation by itself, and with another one before it."""
-    config = ViewConfig(size=_SIZE, augment="randaugment", randaugment_layers=2, views=16)
+    """Every operation, alone and after another one."""
+    config = ViewConfig(size=_SIZE, augment="randaugment", randaugment_layers=2)
     numbers = uniforms(0, 0, 0, np.arange(2), len(NAMES), 6).reshape(2, len(NAMES), 2, 3)
     numbers[..., 1, 0] = (np.arange(len(NAMES)) + 0.5) / len(NAMES)
     numbers[0, :, 0, 0] = 0.5 / len(NAMES)  # auto_contrast, which changes little
@@ -127,7 +119,7 @@ def _operations(magnitude: float) -> _Case:
 
 
 def _plans(boxes: list) -> ViewPlans:
-    """Of boxes [B][K], every other view flipped."""
+    """Plans with boxes [B][K] and every other view flipped."""
     shape = np.shape(boxes)[:2]
     flips = np.arange(shape[0] * shape[1]).reshape(shape) % 2 == 1
     nothing = np.zeros((*shape, 0), np.int32), np.zeros((*shape, 0, 4))
@@ -135,9 +127,9 @@ def _plans(boxes: list) -> ViewPlans:
 
 
 def _picture(height: int, width: int) -> Tensor:
-    """Waves and noise, over all levels."""
+    """Waves and noise, over all pixel values."""
     y, x = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
     waves = torch.stack([x * 7 + y, x - y * 5, x * y], dim=-1) / 9
     noise = torch.from_numpy(uniforms(1, 0, 0, np.arange(height), 1, 3 * width)).float()
-    levels = 127 + 90 * waves.sin() + 70 * (noise.view(height, width, 3) - 0.5)
-    return levels.clamp(0, 255).to(torch.uint8)
+    values = 127 + 90 * waves.sin() + 70 * (noise.view(height, width, 3) - 0.5)
+    return values.clamp(0, 255).to(torch.uint8)

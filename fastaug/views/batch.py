@@ -1,4 +1,4 @@
-"""ViewBatch: what every loader yields and every training step takes."""
+"""ViewBatch: a batch of views, which every loader yields and every training step takes."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 VIEW_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-"""What --views-dtype names."""
+"""Dtypes by their names in --views-dtype."""
 
 
 @dataclass(frozen=True)
 class ViewBatch:
-    """views: [B, K, 3, H, W] float; labels: [B] int64; indices: [B] int64 (place in the data set).
+    """views: [B, K, 3, H, W] float; labels: [B] int64; indices: [B] int64 (in the data set).
 
     The views are stored as B, K, H, W, 3, so that `flat` is a channels-last batch without a copy.
     """

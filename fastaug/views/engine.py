@@ -1,4 +1,4 @@
-"""The fused view engine: all views of a batch by one kernel, on the device that has the images."""
+"""The fused view engine: all views of a batch by one kernel, on the device of the images."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from fastaug.errors import ConfigError, DataError, KernelUnavailableError
-from fastaug.kernels.admission import KernelReport
 from fastaug.runtime.cores import core_count
+from fastaug.toolchain.admission import AdmissionReport
 from fastaug.views.admission import check_admission
 from fastaug.views.config import ViewConfig
 from fastaug.views.native import NativeViews
@@ -25,9 +25,9 @@ from fastaug.views.render_spec import Border, Interpolation, Normalization, Rend
 
 log = logging.getLogger("fastaug")
 
-# Numbers of views, about 100 us of work: for less, waking another thread takes longer.
+# Pixel values for each thread, about 100 us of work: for less, waking it takes longer.
 _PER_THREAD = 2**18
-_reports: dict[tuple[str, torch.device], KernelReport] = {}
+_reports: dict[tuple[str, torch.device], AdmissionReport] = {}
 
 
 class StartedViews(Protocol):
@@ -35,7 +35,7 @@ class StartedViews(Protocol):
 
 
 class ViewEngine(Protocol):
-    """Makes views where the images are."""
+    """Makes views on the device of the images."""
 
     name: str
 
@@ -43,16 +43,16 @@ class ViewEngine(Protocol):
         """None, or why it cannot run here."""
 
     def sources(self) -> tuple[Path, ...]:
-        """The files that decide what it makes."""
+        """All files that it is made from."""
 
     def start(
-        self, pictures: Pictures, plans: ViewPlans, form: RenderSpec, *, threads: int, kept: Any
+        self, pictures: Pictures, plans: ViewPlans, spec: RenderSpec, *, threads: int, kept: Any
     ) -> StartedViews:
-        """Begin, beside the caller. kept: owns the pictures' memory."""
+        """Start making views in the background. kept: the owner of the pictures' memory."""
 
 
 def fused_engine(device: torch.device) -> ViewEngine:
-    """The admitted engine of a device, or KernelUnavailableError with the reason."""
+    """The admitted engine of a device; KernelUnavailableError if there is none."""
     engine = engine_of(device)
     if reason := engine.why_not():
         raise KernelUnavailableError(f"fused views on {device.type}: {reason}")
@@ -65,7 +65,7 @@ def fused_engine(device: torch.device) -> ViewEngine:
 
 @cache
 def engine_of(device: torch.device) -> ViewEngine:
-    """Not yet admitted, and perhaps not able to run."""
+    """The engine for a type of device, before why_not() and the admission check."""
     if device.type not in ("cpu", "cuda"):
         raise KernelUnavailableError(f"fused views are made on cpu and cuda, not on {device.type}")
     if device.type == "cuda":
@@ -78,7 +78,7 @@ def engine_of(device: torch.device) -> ViewEngine:
 def resolve_engine(
     config: ViewConfig, device: torch.device, *, report: bool = True
 ) -> ViewEngine | None:
-    """The engine that --views-engine means here; None: DALI's operators. report: log which."""
+    """The engine for --views-engine; None stands for DALI's operators. report: log the choice."""
     engine, reason, level = None, "", logging.INFO
     if config.uses_dali_policy:
         reason = " (its own RandAugment policy)"
@@ -107,11 +107,11 @@ def plan_views(
     seed: int = 0,
     **options: Any,
 ) -> ViewPlans:
-    """Draw the plans of K random views of each image, which follow from (seed, epoch, index, view).
+    """Draw the plans of K random views of each image, determined by (seed, epoch, index, view).
 
-    indices: the images' numbers in the data set; default: their places in the list, so that two
-    batches get the same plans. options: other settings of ViewConfig: augment, crop,
-    crop_area, crop_sampling, randaugment_layers, randaugment_magnitude.
+    indices: positions of the images in the data set; default: in the list, so that all batches get
+    the same plans. options: other settings of ViewConfig: augment, crop, crop_area, crop_sampling,
+    randaugment_layers, randaugment_magnitude.
     """
     check_images(images)
     config = ViewConfig(views=views, size=size, **options)
@@ -137,16 +137,16 @@ def make_views(
 ) -> Tensor:
     """B images [H, W, 3] uint8 and their plan -> views [B, K, 3, S, S] on the device of the images.
 
-    Stored B, K, S, S, 3, so that views.flatten(0, 1) is a channels-last batch. threads: of a CPU;
-    default: all cores.
+    Stored B, K, S, S, 3, so that views.flatten(0, 1) is a channels-last batch. threads: on a CPU;
+    default: one per core.
     """
     check_images(images)
     device = check_plan(images, plan)
-    form = RenderSpec(interpolation, antialias, border, normalize, dtype)
+    spec = RenderSpec(interpolation, antialias, border, normalize, dtype)
     pictures, kept = pictures_of(images)
     if threads is not None and threads < 1:
         raise ConfigError(f"threads must be at least 1, got {threads}")
     wanted = core_count() if threads is None else threads
     work = plan.flips.size * 3 * plan.size**2
-    beside = min(wanted - 1, work // _PER_THREAD)
-    return fused_engine(device).start(pictures, plan, form, threads=beside, kept=kept).finish()
+    others = min(wanted - 1, work // _PER_THREAD)
+    return fused_engine(device).start(pictures, plan, spec, threads=others, kept=kept).finish()

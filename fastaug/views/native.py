@@ -1,9 +1,10 @@
-"""Views on a CPU: cuda/views.cpp, compiled for this CPU when it is first used."""
+"""Views on a CPU: cuda/views.cpp, compiled for this CPU on first use."""
 
 from __future__ import annotations
 
 import ctypes
 import struct
+from ctypes import sizeof
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,23 +12,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fastaug.toolchain.build import DTYPES
 from fastaug.toolchain.cpp import FLAGS, build_library, open_library, why_not
-from fastaug.views import packed_plan as records
-from fastaug.views.packed_plan import Pictures
+from fastaug.views import packed_plan, randaugment
+from fastaug.views.packed_plan import (
+    Form,
+    Pictures,
+    encode_layers,
+    encode_views,
+    form_structure,
+)
 from fastaug.views.plan import ViewPlans
-from fastaug.views.render_spec import BORDERS, RenderSpec
+from fastaug.views.render_spec import RenderSpec
 
-_HEADERS = ("values.h", "levels.h", "resample.h", "block.h", "operations.h", "views.h")
-# Sums are rounded one by one, as Pillow rounds them.
+# No fused multiply-add: each product and sum is rounded, as in Pillow.
 _FLAGS = (*FLAGS, "-ffp-contract=off")
 _CPU = torch.device("cpu")
-_DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
-# `Arguments` of views.cpp
-_pack = struct.Struct("@PPq5i6fiPi").pack
+# `Arguments` of views.cpp: views, layers, how many views, form, dtype, out, threads
+_pack = struct.Struct(f"@PPq{sizeof(Form)}siPi").pack
 
 
 class StartedViews:
-    """Views that are being made, beside the caller. Holds all that they are made of."""
+    """Views that are being made by other threads. Keeps their inputs alive."""
 
     def __init__(self, views: Tensor, arguments: bytes, *kept: Any) -> None:
         library = _library()
@@ -36,7 +42,7 @@ class StartedViews:
         self._job: int | None = library.fastaug_views_start(arguments)
 
     def finish(self) -> Tensor:
-        """[B, K, 3, S, S], stored B, K, S, S, 3. The caller works, too, on what is left."""
+        """[B, K, 3, S, S], stored B, K, S, S, 3. The calling thread helps with the rest."""
         assert self._job is not None, "finished twice"
         self._end()
         return self._views
@@ -47,43 +53,40 @@ class StartedViews:
         self._kept = ()
 
     def __del__(self) -> None:
-        # The memory must stay until the threads are done with it. No more than that: when Python
-        # ends, torch cannot make another tensor.
+        # The memory must stay until the threads are done with it. Nothing else may happen here:
+        # when Python exits, torch cannot create a tensor.
         if self._job is not None:
             self._end()
 
 
 class NativeViews:
+    """The engine of the CPU."""
+
     name = "native"
 
     def why_not(self) -> str | None:
         return _why_not()
 
     def sources(self) -> tuple[Path, ...]:
-        # The library, too: another CPU or compiler makes another one of the same sources.
-        return Path(__file__), Path(records.__file__), _build()
+        # The library, too: it differs between CPUs and compilers.
+        modules = (packed_plan, randaugment)
+        return Path(__file__), *(Path(str(module.__file__)) for module in modules), _build()
 
     def start(
-        self, pictures: Pictures, plans: ViewPlans, form: RenderSpec, *, threads: int, kept: Any
+        self, pictures: Pictures, plans: ViewPlans, spec: RenderSpec, *, threads: int, kept: Any
     ) -> StartedViews:
-        """Begin to make views, with so many threads beside the caller."""
-        views, layers = records.encode_views(pictures, plans), records.encode_layers(plans)
+        """Start making views. threads: number of threads besides the calling one."""
+        views, layers = encode_views(pictures, plans), encode_layers(plans)
         size, (images, per_image, count) = plans.size, plans.operations.shape
         shape = (images, per_image, size, size, 3)
-        # Permuted at once: torch cannot end a process in which a tensor and a view of it are kept.
-        out = torch.empty(shape, dtype=form.dtype, device=_CPU).permute(0, 1, 4, 2, 3)
+        # Permuted here: torch cannot exit cleanly if a tensor and a view of it are both kept.
+        out = torch.empty(shape, dtype=spec.dtype, device=_CPU).permute(0, 1, 4, 2, 3)
         arguments = _pack(
             views.ctypes.data,
             layers.ctypes.data,
             len(views),
-            size,
-            count,
-            BORDERS.index(form.border),
-            form.interpolation == "bicubic",
-            form.antialias,
-            *form.mean,
-            *form.factor,
-            _DTYPES[form.dtype],
+            bytes(form_structure(spec, size, count)),
+            list(DTYPES).index(spec.dtype),
             out.data_ptr(),
             threads,
         )
@@ -96,7 +99,7 @@ def _why_not() -> str | None:
 
 
 def _build() -> Path:
-    return build_library("views.cpp", _HEADERS, "the view kernel", _FLAGS)
+    return build_library("views.cpp", "the view kernel", _FLAGS)
 
 
 @cache

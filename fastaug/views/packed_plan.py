@@ -1,48 +1,62 @@
-"""View plans as the fused kernel reads them: a record for each view and each operation.
+"""View plans in the memory layout of the fused kernel: a record per view and per operation.
 
-The same bytes serve CPU and GPU: `View` and `Layer` of cuda/views.h and cuda/operations.h.
+The same bytes serve CPU and GPU: `View` and `Form` of cuda/views.h, `Layer` of cuda/operations.h.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from ctypes import Structure, c_float, c_int
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fastaug.errors import DataError
+from fastaug.errors import DataError, KernelUnavailableError
+from fastaug.toolchain.build import enum_codes
 from fastaug.views.plan import MAX_PIXELS, ViewPlans
-from fastaug.views.randaugment import MOVES, NAMES, affine
+from fastaug.views.randaugment import MAX_ARGUMENTS, OPERATIONS, is_unchanged
+from fastaug.views.render_spec import BORDERS, RenderSpec
 
 _VIEW_NUMBERS = ("height", "width", "top", "left", "box_height", "box_width", "flip", "unused")
 VIEW = np.dtype([("pixels", "u8"), ("row_bytes", "i8"), *((name, "i4") for name in _VIEW_NUMBERS)])
 LAYER = np.dtype([("numbers", "f8", (6,)), ("operation", "i4"), ("unused", "i4")])
 
 LONGEST_SIDE = 2**20
-"""Of a box: what the kernel counts with 32 bits."""
+"""Maximum side of a box in pixels: the kernel counts with 32 bits."""
 LONGEST_VIEW = 2**14
-"""Of a view, likewise."""
+"""Maximum side of a view in pixels, for the same reason."""
 
-# `Operation` of operations.h, in its order.
-_KERNEL_NAMES = (
-    *("nothing", "auto_contrast", "equalize", "invert", "move", "posterize", "solarize"),
-    *("solarize_add", "color", "contrast", "brightness", "sharpness", "cutout"),
-)
-_CODES = np.array([_KERNEL_NAMES.index("move" if n in MOVES else n) for n in NAMES], np.int32)
-NEEDS_ROOM = tuple(map(_KERNEL_NAMES.index, ("move", "sharpness")))
-"""Operations that `needs_room` of operations.h names."""
-_MOVES = tuple((NAMES.index(name), name) for name in MOVES)
-_POSTERIZE = NAMES.index("posterize")
-_FACTORS = [NAMES.index(name) for name in ("color", "contrast", "brightness", "sharpness")]
+_ENCODED = tuple((place, s.encode) for place, s in enumerate(OPERATIONS) if s.encode is not None)
+_GEOMETRIC = np.array([spec.kernel == "MOVE" for spec in OPERATIONS])
+
+
+class KernelCodes(NamedTuple):
+    """Codes of `enum Operation` in cuda/operations.h, read from there by name."""
+
+    operations: np.ndarray
+    """[16]: the code of each entry of OPERATIONS."""
+    nothing: int
+    need_second_buffer: tuple[int, ...]
+
+
+@cache
+def kernel_codes() -> KernelCodes:
+    codes = enum_codes("operations.h", "Operation")
+    if missing := [spec.kernel for spec in OPERATIONS if spec.kernel not in codes]:
+        raise KernelUnavailableError(f"cuda/operations.h has no {', '.join(missing)}")
+    second = sorted({codes[spec.kernel] for spec in OPERATIONS if spec.needs_second_buffer})
+    own = np.array([codes[spec.kernel] for spec in OPERATIONS], np.int32)
+    return KernelCodes(own, codes["NOTHING"], tuple(second))
 
 
 class Pictures(NamedTuple):
-    """Where B decoded images lie: [H, W, 3] uint8 each, pixels one after another in a row."""
+    """B decoded images in memory: [H, W, 3] uint8 each, with contiguous rows."""
 
     pointers: np.ndarray
-    """[B] uint64."""
+    """[B] uint64, to the first pixel."""
     row_bytes: np.ndarray
     """[B] int64, from one row to the next."""
     sizes: np.ndarray
@@ -50,7 +64,7 @@ class Pictures(NamedTuple):
 
 
 def pictures_of(images: Sequence[Tensor]) -> tuple[Pictures, list[Tensor]]:
-    """Of tensors; and what must be kept alive: those that lie otherwise are copied."""
+    """The tensors in memory, and what must be kept alive: non-contiguous rows are copied."""
     kept = [image if image.stride()[1:] == (3, 1) else image.contiguous() for image in images]
     return (
         Pictures(
@@ -83,39 +97,54 @@ def _check_boxes(boxes: np.ndarray) -> None:
     if wrong.any():
         top, left, height, width = boxes.reshape(-1, 4)[wrong.argmax()]
         raise DataError(
-            f"a view's box has sides of 1 to {LONGEST_SIDE:,} pixels, {MAX_PIXELS:,} in all, and "
-            f"begins as near; got one of {width} x {height} at {left}, {top}"
+            f"a view's box must have sides of 1 to {LONGEST_SIDE:,} pixels, at most {MAX_PIXELS:,} "
+            f"pixels, and begin as near; got one of {width} x {height} at {left}, {top}"
         )
 
 
 def encode_layers(plans: ViewPlans) -> np.ndarray:
     """[B * K * N] LAYER."""
     operations = plans.operations.reshape(-1)
-    arguments = plans.arguments.reshape(-1, 4)
+    arguments = plans.arguments.reshape(-1, MAX_ARGUMENTS)
     layers = np.zeros(len(operations), LAYER)
     if not len(operations):
         return layers
-    if operations.min() < 0 or operations.max() >= len(NAMES):
+    if operations.min() < 0 or operations.max() >= len(OPERATIONS):
         raise DataError(
-            f"an operation is a place in NAMES, 0 to {len(NAMES) - 1}; "
+            f"a plan's operations must be 0 to {len(OPERATIONS) - 1}, "
             f"got {operations.min()} to {operations.max()}"
         )
-    codes, numbers = _CODES[operations], layers["numbers"]
-    numbers[:, :4] = arguments
-    for place, name in _MOVES:
+    numbers, codes = layers["numbers"], kernel_codes()
+    numbers[:, :MAX_ARGUMENTS] = arguments
+    for place, encode in _ENCODED:
         if (chosen := operations == place).any():
-            matrix = affine(name, arguments[chosen, 0], plans.size)
-            matrix[..., 2] += 0.5  # to the nearest pixel
-            numbers[chosen] = matrix.reshape(-1, 6)
-    masks = operations == _POSTERIZE  # the bits that are kept
-    numbers[masks, 0] = 256 - 2.0 ** (8 - arguments[masks, 0].clip(0, 8).astype(int))
-    unchanged = np.isin(operations, _FACTORS) & (arguments[:, 0] == 1)
-    layers["operation"] = np.where(unchanged, 0, codes)
+            rows = encode(arguments[chosen, 0], plans.size)
+            numbers[chosen, : rows.shape[1]] = rows
+    numbers[_GEOMETRIC[operations], 2::3] += 0.5  # a matrix: to the nearest pixel
+    unchanged = is_unchanged(operations, arguments)
+    layers["operation"] = np.where(unchanged, codes.nothing, codes.operations[operations])
     return layers
 
 
+class Form(Structure):
+    """What all views of a call have in common: `Form` of cuda/views.h."""
+
+    _fields_ = (
+        *((name, c_int) for name in ("size", "layers", "border", "cubic", "antialias")),
+        ("mean", c_float * 3),
+        ("factor", c_float * 3),
+    )
+
+
+def form_structure(spec: RenderSpec, size: int, layers: int) -> Form:
+    """layers: operations of each view."""
+    border, cubic = BORDERS.index(spec.border), spec.interpolation == "bicubic"
+    means, factors = (c_float * 3)(*spec.mean), (c_float * 3)(*spec.factor)
+    return Form(size, layers, border, cubic, spec.antialias, means, factors)
+
+
 def check_images(images: Sequence[Tensor]) -> None:
-    """What plan_views and make_views take."""
+    """Raise DataError unless these are images for plan_views and make_views."""
     if isinstance(images, Tensor) or not len(images):
         given = f"one tensor {list(images.shape)}" if isinstance(images, Tensor) else "none"
         raise DataError(f"images must be a list of uint8 tensors [H, W, 3], got {given}")
@@ -128,7 +157,7 @@ def check_images(images: Sequence[Tensor]) -> None:
 
 
 def check_plan(images: Sequence[Tensor], plan: ViewPlans) -> torch.device:
-    """That a plan is for these images; the device that all of them are on."""
+    """The device of all images; DataError if the plan is not for them."""
     if not isinstance(plan, ViewPlans):
         raise DataError(f"the plan must be of fastaug.plan_views, got {type(plan).__name__}")
     if not (isinstance(plan.size, int) and 1 <= plan.size <= LONGEST_VIEW):

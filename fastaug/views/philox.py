@@ -1,15 +1,15 @@
-"""Random numbers by address: they depend on where they are used, not on what was drawn before.
+"""Counter-based random numbers: they depend on where they are used, not on earlier draws.
 
 Philox4x32-10 is a counter-based generator: (seed, epoch) is its key, (block, view, image, purpose)
-its counter, so no two addresses share a number, and nothing need be saved to go on after a stop.
-Its arithmetic is 32 bits wide, so that a GPU can draw the same numbers.
+its counter. So no two uses share a number, and there is no state to save for a resume. Its
+arithmetic is 32 bits wide, so that a GPU can draw the same numbers.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-# What the numbers are for: the last word of the counter.
+# Purposes of the numbers: the last word of the counter.
 ORDER, TRAIN_VIEWS, TEST_VIEWS, SUBSTITUTES = range(4)
 
 _LOW = np.uint64(0xFFFFFFFF)
@@ -29,7 +29,7 @@ def uniforms(
 def uniforms_at(
     seed: int, epoch: int, purpose: int, indices: np.ndarray, views: int, *places: range
 ) -> list[np.ndarray]:
-    """indices: [B] -> the numbers of each view at some places: [B, views, len(range)] for each.
+    """indices: [B] -> the numbers of each view at ranges of positions: [B, views, len(range)] each.
 
     All in one pass: for a small batch the calls to numpy take longer than the numbers.
     """
@@ -53,7 +53,7 @@ def uniforms_at(
 
 
 def permutation(seed: int, epoch: int, n: int) -> np.ndarray:
-    """[n]: the numbers 0 to n - 1 in the order of an epoch."""
+    """[n]: 0 to n - 1 in the random order of an epoch."""
     keys = uniforms(seed, epoch, ORDER, np.zeros(1), 1, n)[0, 0]
     return np.argsort(keys, kind="stable")
 

@@ -1,26 +1,20 @@
 """View plans: the random decisions of views, as data.
 
-Drawing plans and carrying them out are apart, so that whatever makes the views makes the same ones:
-the plan of view k of image i in epoch e depends on (seed, e, i, k) and the image's size alone.
+Plans are drawn separately from the views, so that every engine makes the same ones: the plan of
+view k of image i in epoch e depends only on (seed, e, i, k) and the image's size.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from fastaug.errors import DataError
 from fastaug.views.config import ViewConfig
 from fastaug.views.philox import uniforms_at
-from fastaug.views.randaugment import (
-    NAMES,
-    NUMBERS_PER_LAYER,
-    Operation,
-    argument_count,
-    draw_operations,
-)
+from fastaug.views.randaugment import NUMBERS_PER_LAYER, OPERATIONS, Operation, draw_operations
 
 # A header can claim any size; 180 megapixels (Pillow's own bomb limit) are 0.5 GB decoded.
 MAX_PIXELS = 180_000_000
@@ -29,22 +23,22 @@ PAD = 4
 ATTEMPTS = 10
 RATIO = (3 / 4, 4 / 3)
 LEAST_COVERED = 0.1
-"""Share of the image that a crop of TensorFlow's sampling covers at the least."""
+"""Minimum share of the image that a crop of TensorFlow's sampling covers."""
 CENTRAL = 224 / 256
 """Side of the central crop relative to the shorter side of the image."""
 _FLIP, _BOX = 0, 1
 _LAYERS = _BOX + 4 * ATTEMPTS
-"""Places of the numbers for flip, box and layers: a view's crop is the same with RandAugment."""
+"""Positions of the random numbers of flip, box and layers: RandAugment does not change the crop."""
 _BOX_NUMBERS = {"pad": 2, "dali": 2 * ATTEMPTS + 2, "tf": 4 * ATTEMPTS}
-"""How many of the box's numbers a way of drawing it takes."""
+"""Random numbers that each way of drawing a box takes."""
 
 
 @dataclass(frozen=True)
 class ViewPlan:
     """Crop a box of the image, resize it to the view, flip it, apply the operations.
 
-    The box is in the image's own pixels. With crop="pad" it may reach up to PAD pixels beyond the
-    image, where that is reflected at its edges.
+    The box is in pixels of the image. With crop="pad" it may reach up to PAD pixels beyond the
+    image, which is reflected at its edges.
     """
 
     top: int
@@ -60,29 +54,23 @@ class ViewPlans:
     """The plans of K views of each of B images."""
 
     boxes: np.ndarray
-    """[B, K, 4] int32: top, left, height, width, in the image's own pixels; see ViewPlan."""
+    """[B, K, 4] int32: top, left, height, width in pixels of the image; see ViewPlan."""
     flips: np.ndarray
     """[B, K] bool."""
     operations: np.ndarray
-    """[B, K, N] int32: places in the policy's list of names; N is 0 without RandAugment."""
+    """[B, K, N] int32: indices into the policy's operations; N is 0 without RandAugment."""
     arguments: np.ndarray
     """[B, K, N, 4] float64."""
     size: int
     """Side of the views in pixels."""
 
     def part(self, start: int, stop: int) -> ViewPlans:
-        """Of some of the images."""
-        some = slice(start, stop)
-        return ViewPlans(
-            self.boxes[some],
-            self.flips[some],
-            self.operations[some],
-            self.arguments[some],
-            self.size,
-        )
+        """The plans of images start to stop - 1."""
+        names = ("boxes", "flips", "operations", "arguments")
+        return replace(self, **{name: getattr(self, name)[start:stop] for name in names})
 
     def of_image(self, place: int) -> list[ViewPlan]:
-        """The K plans of one image, NFNet's operations by name."""
+        """The K plans of one image, with NFNet's operations by name."""
         boxes, flips = self.boxes[place].tolist(), self.flips[place].tolist()
         operations = map(_named, self.operations[place], self.arguments[place])
         return [
@@ -92,10 +80,10 @@ class ViewPlans:
 
 
 def _named(operations: np.ndarray, arguments: np.ndarray) -> tuple[Operation, ...]:
-    names = [NAMES[operation] for operation in operations]
+    specs = [OPERATIONS[operation] for operation in operations]
     return tuple(
-        Operation(name, tuple(row[: argument_count(name)].tolist()))
-        for name, row in zip(names, arguments, strict=True)
+        Operation(spec.name, tuple(row[: spec.arguments].tolist()))
+        for spec, row in zip(specs, arguments, strict=True)
     )
 
 
@@ -107,7 +95,7 @@ def draw_plans(
     indices: np.ndarray,
     sizes: np.ndarray,
 ) -> ViewPlans:
-    """indices: [B], places in the data set; sizes: [B, 2], heights and widths -> their plans."""
+    """indices: [B], positions in the data set; sizes: [B, 2], heights and widths -> their plans."""
     layers = config.randaugment_layers if config.augment == "randaugment" else 0
     shape = (len(indices), config.views)
     if config.crop == "pad":
@@ -118,7 +106,7 @@ def draw_plans(
         return ViewPlans(boxes, flips, *_no_operations(shape), config.size)
     draw_boxes = {"pad": _padded_boxes, "dali": _dali_boxes, "tf": _tf_boxes}
     sampling = "pad" if config.crop == "pad" else config.crop_sampling
-    # No more numbers than are used: for CIFAR they would be most of the work.
+    # Only the numbers that are used: for CIFAR, drawing all would be most of the work.
     places = [range(_BOX + _BOX_NUMBERS[sampling])]
     if layers:
         places.append(range(_LAYERS, _LAYERS + NUMBERS_PER_LAYER * layers))
@@ -141,7 +129,7 @@ def _no_operations(shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def central_boxes(sizes: np.ndarray, config: ViewConfig) -> np.ndarray:
-    """[B, 2] -> [B, 4]: the one view of an evaluation; of CIFAR it is the image itself."""
+    """[B, 2] -> [B, 4]: the view of an evaluation; for crop="pad" the whole image."""
     if config.crop == "pad":
         return np.concatenate([np.zeros_like(sizes), sizes], axis=1).astype(np.int32)
     side = np.rint(sizes.min(axis=1) * CENTRAL).clip(1).astype(np.int32)
@@ -161,7 +149,7 @@ def _padded_boxes(
 def _dali_boxes(
     numbers: np.ndarray, height: np.ndarray, width: np.ndarray, config: ViewConfig
 ) -> np.ndarray:
-    """Area uniform, aspect ratio log-uniform, the first of ten that fits; as DALI draws it."""
+    """Area uniform, aspect ratio log-uniform, the first of ten that fits; as in DALI."""
     low, high = config.crop_area
     tall, wide = height[..., None], width[..., None]
     area = tall * wide * (low + (high - low) * numbers[..., :ATTEMPTS])
@@ -171,7 +159,7 @@ def _dali_boxes(
     rounded = w / h
     fits = (h <= tall) & (w <= wide) & (rounded >= RATIO[0]) & (rounded <= RATIO[1])
     h, w = _first((h, w), fits, _largest(height, width, high))
-    # A strip that no box of the least area fits into: the largest that its ratio allows.
+    # A strip that no box of the minimum area fits into: the largest box of an allowed ratio.
     most_h, most_w = np.floor(width / RATIO[0]).clip(1), np.floor(height * RATIO[1]).clip(1)
     least = low * height * width
     too_wide, too_tall = height * most_w < least, width * most_h < least
@@ -194,10 +182,10 @@ def _largest(height: np.ndarray, width: np.ndarray, most: float) -> tuple[np.nda
 def _tf_boxes(
     numbers: np.ndarray, height: np.ndarray, width: np.ndarray, config: ViewConfig
 ) -> np.ndarray:
-    """Ratio uniform, then height uniform among those that fit; as TensorFlow's
-    sample_distorted_bounding_box draws it for a box around the whole image.
+    """Ratio uniform, then height uniform among those that fit; as in TensorFlow's
+    sample_distorted_bounding_box for a box around the whole image.
 
-    A crop of the whole image, drawn or for want of another, becomes the central crop, as in
+    A crop of the whole image, drawn or because none fits, becomes the central crop, as in
     DeepMind's pipeline.
     """
     tall, wide = height[..., None], width[..., None]
@@ -230,7 +218,7 @@ def _tf_boxes(
 def _first(
     values: tuple[np.ndarray, ...], fits: np.ndarray, otherwise: tuple[np.ndarray, ...]
 ) -> tuple[np.ndarray, ...]:
-    """Of values [B, K, ATTEMPTS] the first attempt that fits, or the alternative: [B, K]."""
+    """values, fits: [B, K, ATTEMPTS] -> the first attempt that fits, or the alternative: [B, K]."""
     place = fits.argmax(axis=-1)[..., None]
     found = fits.any(axis=-1)
     return tuple(
@@ -240,12 +228,12 @@ def _first(
 
 
 def _half_up(values: np.ndarray) -> np.ndarray:
-    """C's round, for what is not negative; numpy's rounds halves to even."""
+    """C's round, for non-negative values; numpy's rounds halves to even."""
     return np.floor(values + 0.5)
 
 
 def check_padded_sizes(sizes: np.ndarray, size: int) -> None:
-    """What --crop pad takes: images of the size of a view. sizes: [B, 2]."""
+    """Raise DataError unless images have the size of a view, as --crop pad needs. sizes: [B, 2]."""
     for height, width in sizes[(sizes != size).any(axis=1)]:
         raise DataError(
             f"--crop pad needs images of exactly --size pixels ({size} x {size}), "

@@ -1,4 +1,4 @@
-"""The reference of all views: plans carried out on a decoded image, with torch on the CPU."""
+"""The reference renderer: views of a decoded image from their plans, with torch on the CPU."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ NORMALIZATION = {
     "imagenet": ((123.675, 116.28, 103.53), (58.395, 57.12, 57.375)),
     "cifar": ((125.3, 123.0, 113.9), (63.0, 62.1, 66.7)),
 }
-"""Channel means and standard deviations in levels of 0 to 255."""
-# Of a level: sums of weights miss a whole level by 1e-5, in another order by another 1e-5; without
-# it engines would differ by a level in flat regions.
-LEVEL_TIE = 0.003
-"""Added to a level before it is cut to a whole one."""
+"""Channel means and standard deviations of pixel values from 0 to 255."""
+# A weighted sum misses an integer by about 1e-5, in another order by another 1e-5: without this,
+# engines would differ by 1 in flat regions.
+ROUNDING_MARGIN = 0.003
+"""Added to a pixel value before it is truncated to an integer."""
 
 
 def reference_views(image: np.ndarray, plans: Sequence[ViewPlan], config: ViewConfig) -> Tensor:
@@ -31,19 +31,19 @@ def reference_views(image: np.ndarray, plans: Sequence[ViewPlan], config: ViewCo
     if config.crop == "pad":
         margin = PAD
         image = np.pad(image, ((PAD, PAD), (PAD, PAD), (0, 0)), mode="reflect")
-    levels = torch.from_numpy(image.astype(np.float32))
+    pixels = torch.from_numpy(image.astype(np.float32))
     mean, deviation = (torch.tensor(values) for values in NORMALIZATION[config.normalize])
     views = torch.empty(len(plans), config.size, config.size, 3)
     for view, plan in zip(views, plans, strict=True):
         top, left = plan.top + margin, plan.left + margin
-        crop = levels[top : top + plan.height, left : left + plan.width]
+        crop = pixels[top : top + plan.height, left : left + plan.width]
         view.copy_(_make_view(crop, plan, config))
-    # Times the reciprocal, as DALI does it: to the last bit the same.
+    # Times the reciprocal, bit for bit as in DALI.
     return views.sub_(mean).mul_(1 / deviation)
 
 
 def denormalize(views: Tensor, config: ViewConfig) -> Tensor:
-    """[..., 3, H, W] normalized -> the same in uint8 levels, to look at."""
+    """[..., 3, H, W] normalized -> uint8 pixel values, for display."""
     mean, deviation = (
         torch.tensor(values, device=views.device)[:, None, None]
         for values in NORMALIZATION[config.normalize]
@@ -52,22 +52,22 @@ def denormalize(views: Tensor, config: ViewConfig) -> Tensor:
 
 
 def _make_view(view: Tensor, plan: ViewPlan, config: ViewConfig) -> Tensor:
-    """view: the crop [H, W, 3] in levels -> [S, S, 3], in levels, not yet normalized."""
+    """view: the crop [H, W, 3] -> [S, S, 3], pixel values that are not yet normalized."""
     if (plan.height, plan.width) != (config.size, config.size):
         view = resize(view, config.size, config.interpolation, config.antialias)
     if plan.flip:
         view = view.flip(1)
     if plan.operations:
         # Towards zero and clipped, as TensorFlow casts.
-        levels = (view + LEVEL_TIE).clamp_(0, 255).to(torch.uint8).contiguous().numpy()
-        view = torch.from_numpy(apply_operations(levels, plan.operations).copy())
+        pixels = (view + ROUNDING_MARGIN).clamp_(0, 255).to(torch.uint8).contiguous().numpy()
+        view = torch.from_numpy(apply_operations(pixels, plan.operations).copy())
     return view
 
 
 def resize(image: Tensor, size: int, interpolation: str, antialias: bool) -> Tensor:
     """[H, W, 3] float -> [size, size, 3], values unclamped; the same values if H and W are size.
 
-    Sums of gathered rows and columns rather than a matrix product, which is quicker for small views
+    Sums of gathered rows and columns rather than a matrix product, which is faster for small views
     but may round differently with another number of threads.
     """
     height, width, channels = image.shape
@@ -78,7 +78,7 @@ def resize(image: Tensor, size: int, interpolation: str, antialias: bool) -> Ten
 
 
 Taps = list[tuple[Tensor, Tensor]]
-"""Source pixels [size] and their weights [size, 1], along one side; a view's pixel is their sum."""
+"""Source pixels [size] and their weights [size, 1] along one side; a view's pixel is their sum."""
 
 
 def _weighted_sum(image: Tensor, dim: int, taps: Taps) -> Tensor:
@@ -93,8 +93,8 @@ def _weighted_sum(image: Tensor, dim: int, taps: Taps) -> Tensor:
 def _taps(length: int, size: int, interpolation: str, antialias: bool) -> Taps:
     """Pixel centers at half integers, weights that sum to 1, edge pixels repeated beyond the edge.
 
-    With antialias the filter is as wide as the pixels of the view when these are the larger ones,
-    so that every source pixel counts.
+    antialias: the filter is as wide as the pixels of the view when these are larger than those of
+    the image, so that every source pixel counts.
     """
     weigh, radius = _FILTERS[interpolation]
     scale = length / size
@@ -120,7 +120,7 @@ def _keys(distance: Tensor) -> Tensor:
     return torch.where(distance <= 1, near, far)
 
 
-# Each with its radius, where it has come down to 0.
+# Each with its radius, where it is 0.
 _FILTERS: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {
     "bilinear": (_triangle, 1),
     "bicubic": (_keys, 2),

@@ -1,4 +1,4 @@
-"""What views are made like, besides their plans."""
+"""RenderSpec: how views are made from their plans."""
 
 from __future__ import annotations
 
@@ -19,21 +19,23 @@ Border = Literal["reflect", "mirror", "edge", "fill"]
 Normalization = Literal["imagenet", "cifar"]
 INTERPOLATIONS: tuple[str, ...] = get_args(Interpolation)
 BORDERS: tuple[str, ...] = get_args(Border)
-"""In the order of `Border` in cuda/views.h."""
-_AS_THEY_ARE = ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+"""In the order of `enum Border` in cuda/views.h."""
+_NOT_NORMALIZED = ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 
 
 @dataclass(frozen=True)
 class RenderSpec:
+    """Resampling, border, normalization and dtype of views."""
+
     interpolation: Interpolation = "bicubic"
     antialias: bool = False
-    """Shrinking widens the filter, as in Pillow; which leaves out what lies beyond the crop, where
-    here its edge is repeated."""
+    """Widen the filter when shrinking, as Pillow does. Beyond the crop its edge is repeated, which
+    Pillow leaves out instead."""
     border: Border = "reflect"
-    """What lies beyond the image where a box reaches beyond it. reflect: the image mirrored without
-    its edge pixel; mirror: with it; edge: the edge pixel repeated; fill: 128."""
+    """Pixels of a box that lie outside the image. reflect: the image mirrored without its edge
+    pixel; mirror: with it; edge: the edge pixel repeated; fill: 128."""
     normalize: Normalization | None = "imagenet"
-    """Whose means and deviations; None leaves levels of 0 to 255."""
+    """Data set whose means and deviations are used; None: pixel values stay 0 to 255."""
     dtype: torch.dtype = torch.float32
 
     def __post_init__(self) -> None:
@@ -49,14 +51,14 @@ class RenderSpec:
 
     @cached_property
     def mean(self) -> tuple[float, ...]:
-        """Of each channel, in fp32."""
-        mean, _ = NORMALIZATION[self.normalize] if self.normalize else _AS_THEY_ARE
+        """Channel means in fp32."""
+        mean, _ = NORMALIZATION[self.normalize] if self.normalize else _NOT_NORMALIZED
         return tuple(np.array(mean, np.float32).tolist())
 
     @cached_property
     def factor(self) -> tuple[float, ...]:
-        """What the difference to the mean is multiplied by; rounded as DALI and torch do."""
-        _, deviation = NORMALIZATION[self.normalize] if self.normalize else _AS_THEY_ARE
+        """Reciprocal channel deviations, rounded to fp32 as DALI and torch do."""
+        _, deviation = NORMALIZATION[self.normalize] if self.normalize else _NOT_NORMALIZED
         return tuple((1 / np.array(deviation, np.float32)).tolist())
 
     @classmethod

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
+import predict
 import pytest
+import tables
+from parts import results, throughput_rows
+from parts.timing import Turn
 
 from fastaug import cli
 from fastaug.errors import ConfigError
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-import predict
-import records
-import tables
-import throughput_rows
-from turns import Turn
 
 RESULTS = tables.ROOT / "benchmarks/results"
 
@@ -25,7 +21,7 @@ RESULTS = tables.ROOT / "benchmarks/results"
 def test_the_docs_say_what_was_measured(name: str) -> None:
     text = (tables.ROOT / name).read_text()
     assert "<!-- table " in text
-    assert tables.renew(text, latest=False) == text, "run python benchmarks/tables.py"
+    assert tables.update(text, latest=False) == text, "run python benchmarks/tables.py"
 
 
 def test_a_number_in_the_table_is_one_of_the_file() -> None:
@@ -60,7 +56,7 @@ def test_a_changed_number_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def write_runs(path: Path, *runs: dict[str, str]) -> None:
     """Runs of one loader beside fused, which is 2.5 times as fast."""
-    file = records.Records(path, throughput_rows.COLUMNS)
+    file = results.ResultFile(path, throughput_rows.COLUMNS)
     for number, changes in enumerate(runs):
         about = dict.fromkeys(throughput_rows.COLUMNS, "") | {"data": "photos", "crop": "resized"}
         about |= {"interpolation": "bilinear", "antialias": "True", "date": f"day-{number}"}
@@ -71,7 +67,7 @@ def write_runs(path: Path, *runs: dict[str, str]) -> None:
             for name, seconds in (("fastaug fused", 0.02), ("ffcv", 0.05))
         }
         views = int(changes.get("batch_size", "32"))
-        found = throughput_rows.rows(taken, {}, batch_size=views, cores=1)
+        found = throughput_rows.make_rows(taken, {}, batch_size=views, cores=1)
         file.append(about | changes | row for row in found)
 
 
@@ -79,17 +75,17 @@ def test_a_table_is_of_the_runs_that_it_is_about(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tables, "ROOT", tmp_path)
-    results = tmp_path / "benchmarks/results"
+    folder = tmp_path / "benchmarks/results"
     others = ({"interpolation": "bicubic"}, {"antialias": "False"}, {"data": "/mine"})
-    write_runs(results / "throughput.csv", {}, {}, *others)
+    write_runs(folder / "throughput.csv", {}, {}, *others)
     small = {"data": "cifar-like", "crop": "pad"}
     sizes = ({"batch_size": size} for size in ("64", "1024", "32"))
-    write_runs(results / "cifar/throughput.csv", *(small | size for size in sizes))
+    write_runs(folder / "cifar/throughput.csv", *(small | size for size in sizes))
 
     def made(name: str) -> list[str]:
         text = f"<!-- table {name} day-9 -->\n<!-- end -->"
-        lines = tables.renew(text, latest=True).splitlines()
-        assert tables.renew("\n".join(lines), latest=False).splitlines() == lines
+        lines = tables.update(text, latest=True).splitlines()
+        assert tables.update("\n".join(lines), latest=False).splitlines() == lines
         return lines
 
     assert made("faster-crop-flip") == [
@@ -108,22 +104,22 @@ def test_a_table_is_of_the_runs_that_it_is_about(
         "| fastaug fused | 51,200 | 51,200 |",
         "| ffcv | 20,480 (2.50) | 20,480 (2.50) |",
     ]
-    (results / "cifar/throughput.csv").unlink()
-    write_runs(results / "cifar/throughput.csv", small | {"batch_size": "64"})
-    with pytest.raises(ConfigError, match="has no run of table 'in-memory-1024'"):
+    (folder / "cifar/throughput.csv").unlink()
+    write_runs(folder / "cifar/throughput.csv", small | {"batch_size": "64"})
+    with pytest.raises(ConfigError, match="in-memory-1024"):
         made("in-memory-1024")
 
 
 def test_an_unknown_table() -> None:
-    with pytest.raises(ConfigError, match="no table is called 'nonsense'; there are machine"):
-        tables.renew("<!-- table nonsense -->\n<!-- end -->", latest=True)
+    with pytest.raises(ConfigError, match="nonsense"):
+        tables.update("<!-- table nonsense -->\n<!-- end -->", latest=True)
 
 
 def test_every_committed_row_is_whole() -> None:
     measured = RESULTS.rglob("throughput.csv")
     files = dict.fromkeys(measured, throughput_rows.COLUMNS)
     for path, columns in (files | {RESULTS / "predict.csv": predict.COLUMNS}).items():
-        rows = records.read(path, columns)
+        rows = results.read(path, columns)
         assert rows
         assert all(None not in row and None not in row.values() for row in rows)
         if path.stem == "predict":

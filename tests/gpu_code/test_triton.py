@@ -264,7 +264,7 @@ class TestSupports:
         ("logits", "reason"),
         [
             (torch.zeros(1, 2, 3), "CUDA native"),
-            (torch.zeros(1, 2, 3).double(), "fp32 reference"),
+            (torch.zeros(1, 2, 3).double(), "reference"),
             (torch.zeros(1, 2, 3).long(), "fp32 fp16 bf16 torch.int64"),
             (torch.zeros(1, TILE + 1, 1), "16384 16385 reference"),
         ],

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fastaug.views import cuda, launch
 from fastaug.views.admission import compare
-from fastaug.views.launch import needs_of, plan_launch
+from fastaug.views.launch import memory_needs, plan_launch
 from fastaug.views.native import NativeViews
 from fastaug.views.packed_plan import encode_layers, encode_views, pictures_of
 from fastaug.views.plan import ViewPlans
@@ -119,7 +119,9 @@ def test_memory_in_either_place(places: str) -> None:
     images = [noise(1)]
     plans = plans_of([*INSIDE[:3], *BEYOND[:3]], 1, layers=4)
     form = RenderSpec("bilinear", dtype=torch.bfloat16)
-    needs = needs_of(encode_views(pictures_of(images)[0], plans), encode_layers(plans), form, SIZE)
+    needs = memory_needs(
+        encode_views(pictures_of(images)[0], plans), encode_layers(plans), form, SIZE
+    )
     assert needs.first == needs.second == 3 * SIZE * SIZE + 1
     aligned = launch._aligned
     limit = limit_of(aligned(needs.tables(1)), aligned(needs.first), aligned(needs.box))

@@ -27,9 +27,9 @@ from literal import literal_terms
 from fastaug.errors import KernelUnavailableError
 from fastaug.kernels.cuda import CudaKernel, launch_plan
 from fastaug.views.cuda import CudaViews
-from fastaug.views.launch import Form, Places
+from fastaug.views.launch import Places
 from fastaug.views.native import NativeViews
-from fastaug.views.packed_plan import LAYER, VIEW, Pictures, pictures_of
+from fastaug.views.packed_plan import LAYER, VIEW, Form, Pictures, pictures_of
 from fastaug.views.plan import ViewPlans
 from fastaug.views.render_spec import RenderSpec
 

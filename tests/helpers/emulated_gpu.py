@@ -20,9 +20,10 @@ from emulator import emulator
 from torch import Tensor
 
 from fastaug.kernels.cuda import CudaKernel
+from fastaug.toolchain.build import DTYPES
 from fastaug.toolchain.cuda_driver import Argument, Device
 from fastaug.toolchain.nvrtc import Program, compile_kernels
-from fastaug.views.cuda import DTYPES, VIEWS, CudaViews
+from fastaug.views.cuda import VIEWS, CudaViews
 from fastaug.views.packed_plan import Pictures
 from fastaug.views.plan import ViewPlans
 from fastaug.views.render_spec import RenderSpec
@@ -106,18 +107,18 @@ class EmulatedViews(CudaViews):
         self.gpu = EmulatedDevice(architecture, **options)
 
     def start(
-        self, pictures: Pictures, plans: ViewPlans, form: RenderSpec, *, threads: int, kept: Any
+        self, pictures: Pictures, plans: ViewPlans, spec: RenderSpec, *, threads: int, kept: Any
     ) -> Any:
-        module = self.gpu.load(VIEWS, f"views_{DTYPES[form.dtype]}")
+        module = self.gpu.load(VIEWS, f"views_{DTYPES[spec.dtype]}")
         show_images(module, pictures)
-        started = super().start(shown(pictures), plans, form, threads=threads, kept=kept)
+        started = super().start(shown(pictures), plans, spec, threads=threads, kept=kept)
         started._done = None
         return started
 
     _gpu = property(lambda self: self.gpu)  # type: ignore[assignment]
     _stream = SimpleNamespace(record_event=lambda: SimpleNamespace(query=lambda: True))  # type: ignore[assignment]
 
-    def _beside(self) -> Any:
+    def _on_own_stream(self) -> Any:
         return nullcontext()
 
     def _uploaded(self, content: np.ndarray) -> Tensor:

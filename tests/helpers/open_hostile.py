@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from fastaug.data.scan import scan_images
+from fastaug.data.scan import scan_and_check
 from fastaug.data.sources import open_split
 
 SECONDS = 60
@@ -27,7 +27,7 @@ def main(folder: Path) -> None:
     for path in paths:
         begin, kind, said = time.monotonic(), "", ""
         try:
-            scan_images(open_split(path, "train"), workers=1)
+            scan_and_check(open_split(path, "train"), workers=1)
         except Exception as error:
             kind, said = type(error).__name__, str(error)
         growth = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - base) * 1024

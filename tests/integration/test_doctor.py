@@ -20,8 +20,8 @@ from fastaug.diagnostics import kernels, machine, packages
 from fastaug.diagnostics.fact import Fact
 from fastaug.diagnostics.kernels import KernelResult
 from fastaug.kernels import native, registry
-from fastaug.kernels.admission import KernelReport
 from fastaug.kernels.reference import ReferenceKernel
+from fastaug.toolchain.admission import AdmissionReport
 from fastaug.views import native as native_views
 
 CPU = torch.device("cpu")
@@ -278,7 +278,7 @@ def test_speed_is_the_median_of_ratios_within_rounds(monkeypatch: pytest.MonkeyP
 
 
 def test_views_that_are_wrong_or_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    report = KernelReport("native", "cpu", False, 2, "off by 9 x the tolerance\nand more")
+    report = AdmissionReport("native", "cpu", False, 2, "off by 9 x the tolerance\nand more")
     monkeypatch.setattr(kernels, "compare", lambda *_: report)
     found = kernels.check_views(CPU, timed=True)
     assert found["fused"].value == "refused\nworst of 2 cases: off by 9 x the tolerance"

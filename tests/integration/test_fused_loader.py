@@ -28,7 +28,7 @@ from fastaug.data import retry as reading
 from fastaug.data.sources import open_split
 from fastaug.engine.loaders import build_evaluation_loader
 from fastaug.errors import DataError, KernelUnavailableError
-from fastaug.kernels.admission import KernelReport
+from fastaug.toolchain.admission import AdmissionReport
 from fastaug.views import admission, engine, native
 from fastaug.views.batch import ViewBatch
 from fastaug.views.reference import NORMALIZATION
@@ -271,7 +271,7 @@ class TestChoice:
     def test_one_that_is_refused(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        report = KernelReport("native", "cpu", False, 3, "off by 7 x the tolerance, bicubic")
+        report = AdmissionReport("native", "cpu", False, 3, "off by 7 x the tolerance, bicubic")
         monkeypatch.setattr(admission, "compare", lambda *_: report)
         assert engine.resolve_engine(self.config().view, torch.device("cpu")) is None
         assert "off by 7 x the tolerance" in caplog.text

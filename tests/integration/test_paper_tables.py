@@ -7,12 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from run_folders import write_run
+from run_folders import RunWriter
 
 from fastaug.config import TrainConfig
 from fastaug.experiments.published import PUBLISHED, departures, published
-from fastaug.experiments.results import find_results
-from fastaug.experiments.selection import Selected, select_families
+from fastaug.experiments.selection import SelectOn
 from fastaug.experiments.tables import Table, paper_tables
 from fastaug.recipes import get_recipe
 
@@ -68,37 +67,30 @@ def test_the_papers_spreads_and_multiplicities() -> None:
 WRN = get_recipe("cifar100-wrn-16-4").replace(data="/data/cifar-100-python", views=1)
 
 
-def selected_from(root: Path) -> list[Selected]:
-    return select_families(find_results([root]))
+@pytest.fixture
+def runs(tmp_path: Path) -> RunWriter:
+    return RunWriter(tmp_path / "runs", WRN)
 
 
-def measures(top1: float, **more: float) -> dict[str, float]:
-    return {"top1": top1, "top5": 0.9, "nll": 1.0, **more}
+def table(runs: RunWriter, name: str, on: SelectOn = "auto") -> Table:
+    return next(found for found in paper_tables(runs.select(on)) if found.name == name)
 
 
-def table(tables: list[Table], name: str) -> Table:
-    return next(table for table in tables if table.name == name)
-
-
-def test_ours_beside_the_papers(tmp_path: Path) -> None:
+def test_ours_beside_the_papers(runs: RunWriter) -> None:
     """Two seeds at K=1, one elsewhere; logits with the regularizer were not run."""
     for seed, top1 in enumerate((0.740, 0.748)):
-        config = WRN.replace(seed=seed)
-        write_run(tmp_path / f"single-{seed}", config, measures(top1, tta_top1=0.76))
-    for number, (average, weight, top1) in enumerate(
-        [
-            ("losses", 0.0, 0.7512),
-            ("probs", 0.0, 0.7248),
-            ("logits", 0.0, 0.650),
-            ("losses", 1.0, 0.7589),
-            ("probs", 1.0, 0.770),
-        ]
-    ):
-        config = WRN.replace(views=16, average=average, kl_weight=weight)
-        write_run(tmp_path / f"run-{number}", config, measures(top1, tta_top1=top1 + 0.01))
-    tables = paper_tables(selected_from(tmp_path))
-    assert [table.name for table in tables] == ["results", "appendix", "chosen"]
-    results = table(tables, "results")
+        runs.add(top1, changed={"tta_top1": 0.76}, seed=seed)
+    for average, weight, top1 in [
+        ("losses", 0.0, 0.7512),
+        ("probs", 0.0, 0.7248),
+        ("logits", 0.0, 0.650),
+        ("losses", 1.0, 0.7589),
+        ("probs", 1.0, 0.770),
+    ]:
+        changed = {"tta_top1": top1 + 0.01}
+        runs.add(top1, changed=changed, views=16, average=average, kl_weight=weight)
+    assert [one.name for one in paper_tables(runs.select())] == ["results", "appendix", "chosen"]
+    results = table(runs, "results")
     assert results.header == (
         ["dataset", "network", "KL regularizer", "K", "source", "K=1", "losses", "probs", "logits"]
     )
@@ -110,25 +102,22 @@ def test_ours_beside_the_papers(tmp_path: Path) -> None:
         "CIFAR-100|WRN 16-4|yes|16|paper|74.1 ± 0.3|75.9 ± 0.1|75.8 ± 0.2|75.9 ± 0.1",
         "CIFAR-100|WRN 16-4|yes||difference|+0.3|+0.0|+1.2|–",  # noqa: RUF001
     ]
-    assert results.notes == (
-        "wrn-16-4 on cifar-100-python: not run: average logits with the regularizer at K = 16",
-    )
-    appendix = table(tables, "appendix")
-    assert ["|".join(row[5:]) for row in appendix.rows[:3]] == [
+    (note,) = results.notes
+    assert note.endswith("not run: average logits with the regularizer at K = 16")
+    assert ["|".join(row[5:]) for row in table(runs, "appendix").rows[:3]] == [
         "74.4 ± 0.6|75.1|72.5|65.0|76.0 ± 0.0|76.1|73.5|66.0",
         "74.1 ± 0.3|75.0 ± 0.1|72.5 ± 0.1|64.3 ± 0.1|75.9|76.8|74.8|71.5",
         "+0.3|+0.1|+0.0|+0.7|+0.1|-0.7|-1.3|-5.5",
     ]
 
 
-def test_another_k_than_the_papers_is_compared_at_one_alone(tmp_path: Path) -> None:
-    write_run(tmp_path / "single", WRN, measures(0.731))
-    write_run(tmp_path / "four", WRN.replace(views=4, kl_weight=0.0), measures(0.75))
-    results = table(paper_tables(selected_from(tmp_path)), "results")
+def test_another_k_than_the_papers_is_compared_only_at_one(runs: RunWriter) -> None:
+    runs.add(0.731)
+    runs.add(0.75, views=4, kl_weight=0.0)
+    results = table(runs, "results")
     assert results.rows[2][5:] == ["-1.0", "–", "–", "–"]  # noqa: RUF001
-    assert results.rows[0][3] == "4"
-    assert results.rows[1][3] == "16"
-    assert any("the paper's objectives are at K = 16" in note for note in results.notes)
+    assert [row[3] for row in results.rows[:2]] == ["4", "16"]
+    assert any("K = 16" in note for note in results.notes)
 
 
 @pytest.mark.parametrize(
@@ -142,44 +131,34 @@ def test_another_k_than_the_papers_is_compared_at_one_alone(tmp_path: Path) -> N
     ids=lambda change: next(iter(change)),
 )
 def test_small_versions_have_rows_without_the_papers_numbers(
-    tmp_path: Path, change: dict[str, str]
+    runs: RunWriter, change: dict[str, str]
 ) -> None:
-    write_run(tmp_path / "single", WRN.replace(**change), measures(0.4))
-    (one,) = selected_from(tmp_path)
-    assert published(one.family) is None
-    results = table(paper_tables([one]), "results")
+    runs.add(0.4, **change)
+    assert published(runs.select_one().family) is None
+    results = table(runs, "results")
     assert [row[4] for row in results.rows] == ["ours"]
     assert results.rows[0][5:] == ["40.0", "–", "–", "–"]  # noqa: RUF001
-    assert "not run: K > 1" in results.notes[0]
+    assert "K > 1" in results.notes[0]
 
 
-def test_runs_unlike_the_recipe_say_so(tmp_path: Path) -> None:
-    write_run(tmp_path / "run", WRN.replace(weight_decay=1e-3), measures(0.4))
-    (one,) = selected_from(tmp_path)
-    assert departures(one.family) == ["--weight-decay 0.0005 (here: 0.001)"]
-    notes = table(paper_tables([one]), "results").notes
-    assert any("--weight-decay 0.0005 (here: 0.001)" in note for note in notes)
-
-
-def test_another_weight_is_said(tmp_path: Path) -> None:
-    write_run(tmp_path / "run", WRN.replace(views=16, kl_weight=0.5), measures(0.4))
-    results = table(paper_tables(selected_from(tmp_path)), "results")
+def test_differences_from_the_recipe_are_noted(runs: RunWriter) -> None:
+    runs.add(0.4, weight_decay=1e-3, views=16, kl_weight=0.5)
+    assert departures(runs.select_one().family) == ["--weight-decay 0.0005 (here: 0.001)"]
+    results = table(runs, "results")
+    assert any("--weight-decay 0.0005 (here: 0.001)" in note for note in results.notes)
     assert results.rows[3][6] == "40.0"
     assert any("weight is 0.5" in note for note in results.notes)
 
 
 def test_what_was_chosen(tmp_path: Path) -> None:
     config = TrainConfig.from_flat(views=1, validation=0.1, train_images=1000)
-    for number, (lr, held_out, test) in enumerate([(0.1, 0.60, 0.55), (0.2, 0.62, 0.50)]):
-        folder = tmp_path / f"run-{number}"
-        write_run(folder, config.replace(lr=lr), measures(test), validation=measures(held_out))
-    by_held_out = table(paper_tables(selected_from(tmp_path)), "chosen")
-    assert ["|".join(row) for row in by_held_out.rows] == [
+    runs = RunWriter(tmp_path / "runs", config)
+    for lr, held_out, test in [(0.1, 0.60, 0.55), (0.2, 0.62, 0.50)]:
+        runs.add(test, held_out=held_out, lr=lr)
+    assert ["|".join(row) for row in table(runs, "chosen").rows] == [
         "shapes (1,000 images)|wrn-10-1|K=1|0.2|12|1|62.0|2|held-out images"
     ]
-    selected = select_families(find_results([tmp_path]), "test")
-    by_test = table(paper_tables(selected), "chosen")
-    assert ["|".join(row) for row in by_test.rows] == [
+    assert ["|".join(row) for row in table(runs, "chosen", "test").rows] == [
         "shapes (1,000 images)|wrn-10-1|K=1|0.1|12|1|55.0|2|test images"
     ]
 

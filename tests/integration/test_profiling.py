@@ -117,9 +117,9 @@ def test_rows_of_workers_are_in_the_trace_s_clock(tmp_path: Path) -> None:
     said: list[str] = []
     with Profiler(range(1), tmp_path / "trace.json", torch.device("cpu"), said.append) as profiled:
         profiled.reach(0)
-        file = ranges.workers_file()
+        file = ranges.worker_trace_file()
         started = time.perf_counter_ns()
-        with ranges.named("forward"):
+        with ranges.trace_range("forward"):
             time.sleep(0.1)
         lines = f"7\tviews\t{started}\t{time.perf_counter_ns()}\n7\tviews\t5\t6\n7\ttorn"
         Path(file).write_text(lines)
@@ -130,8 +130,8 @@ def test_rows_of_workers_are_in_the_trace_s_clock(tmp_path: Path) -> None:
     assert within(forward, {"ts": views["ts"] - slack, "dur": views["dur"] + 2 * slack})
     assert re.search(r"forward ([6-9]\d|100)%", said[0])  # the rest is the machine's
     assert not Path(file).exists()
-    assert ranges.workers_file() is None
-    assert ranges.named("forward") is ranges.named("views")  # off
+    assert ranges.worker_trace_file() is None
+    assert ranges.trace_range("forward") is ranges.trace_range("views")  # off
 
 
 @pytest.mark.parametrize(

@@ -3,214 +3,165 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from run_folders import write_run
+from run_folders import RunWriter
 
 from fastaug import report
 from fastaug.config import TrainConfig
 from fastaug.errors import DataError
 from fastaug.experiments.claims import Claim, check_claims, difference
 from fastaug.experiments.results import Setting, find_results, setting_of
-from fastaug.experiments.selection import Selected, select, select_families
+from fastaug.experiments.selection import Chosen, Selected, select
 
 BASE = TrainConfig.from_flat(data="/data/set", model="wrn-16-4", views=4, batch_size=64)
 
 
-def measures(top1: float, invariance: float = 0.5, tta: float | None = None) -> dict[str, float]:
-    return {
-        "top1": top1,
-        "tta_top1": top1 + 0.02 if tta is None else tta,
-        "invariance": invariance,
-    }
-
-
 @pytest.fixture
-def write(tmp_path: Path) -> Callable[..., Path]:
-    def write_one(top1: float, validation: float | None = None, **changes: object) -> Path:
-        config = BASE.replace(**changes)
-        held_out = None if validation is None else {"top1": validation}
-        folder = tmp_path / "runs" / str(len(list((tmp_path / "runs").glob("*"))))
-        return write_run(folder, config, measures(top1), held_out)
-
-    (tmp_path / "runs").mkdir()
-    return write_one
+def runs(tmp_path: Path) -> RunWriter:
+    return RunWriter(tmp_path / "runs", BASE)
 
 
-def chosen(tmp_path: Path) -> Mapping[Setting, object]:
-    (selected,) = select_families(find_results([tmp_path]))
-    return selected.chosen
+def chosen_one(runs: RunWriter) -> Chosen:
+    (chosen,) = runs.select_one().chosen.values()
+    return chosen
 
 
-class TestFamilies:
-    def test_runs_that_differ_in_what_is_swept_are_one_family(
-        self, write: Callable[..., Path], tmp_path: Path
-    ) -> None:
-        write(0.5)
-        write(0.5, views=2, average="logits", kl_weight=0.0, lr=1.0, epochs=3, seed=7)
-        write(0.5, augment="none", views=1, recipe="other")
-        write(0.5, workers=5, device="cpu", loader="dali", out="x", data="/elsewhere/set")
-        (family,) = find_results([tmp_path]).families
-        assert len(family.runs) == 4
-        assert family.title == "wrn-16-4 on set"
-        assert family.slug == "wrn-16-4-on-set"
-
-    @pytest.mark.parametrize(
-        "change",
-        [
-            {"model": "wrn-16-8"},
-            {"data": "/data/other"},
-            {"augment": "randaugment"},
-            {"batch_size": 128},
-            {"train_images": 100},
-            {"label_smoothing": 0.1},
-        ],
-    )
-    def test_runs_that_differ_in_anything_else_are_not(
-        self, write: Callable[..., Path], tmp_path: Path, change: dict
-    ) -> None:
-        write(0.5)
-        write(0.5, **change)
-        families = find_results([tmp_path]).families
-        assert len(families) == 2
-        assert len({family.title for family in families}) == 2
-        assert len({family.slug for family in families}) == 2
-
-    def test_families_of_one_name_say_what_sets_them_apart(
-        self, write: Callable[..., Path], tmp_path: Path
-    ) -> None:
-        write(0.5)
-        write(0.5, batch_size=128)
-        titles = {family.title for family in find_results([tmp_path]).families}
-        assert titles == {
-            "wrn-16-4 on set, --batch-size 64",
-            "wrn-16-4 on set, --batch-size 128",
-        }
-
-    def test_a_run_below_two_of_the_folders_is_one(
-        self, write: Callable[..., Path], tmp_path: Path
-    ) -> None:
-        folder = write(0.5)
-        (family,) = find_results([tmp_path, folder, folder.parent]).families
-        assert len(family.runs) == 1
-
-    @pytest.mark.parametrize(
-        ("file", "content", "reason"),
-        [
-            ("config.json", "{", "cannot be read"),
-            ("config.json", "[]", "no object"),
-            ("config.json", '{"vews": 1}', "unknown setting"),
-            ("config.json", '{"data": 3}', "data is no str"),
-            ("config.json", '{"recipe": {}}', "recipe is no str"),
-            ("config.json", '{"lr": "1"}', "cannot be read"),
-            ("summary.json", '{"finished": true}', "cannot be read"),
-            ("summary.json", '{"finished": true, "measures": {"top1": "x"}}', "top1 is no number"),
-            (
-                "summary.json",
-                '{"finished": true, "measures": {"top1": 1}, "validation": 3}',
-                "cannot be read",
-            ),
-            ("summary.json", '{"step": 7, "measures": {"top1": 0.5}}', "stopped at step 7"),
-        ],
-    )
-    def test_a_run_that_cannot_be_read_is_named(
-        self,
-        write: Callable[..., Path],
-        tmp_path: Path,
-        file: str,
-        content: str,
-        reason: str,
-    ) -> None:
-        (write(0.5) / file).write_text(content)
-        results = find_results([tmp_path])
-        assert results.families == ()
-        (unfinished,) = results.unfinished
-        assert reason in unfinished.reason
-
-    def test_unfinished_and_diverged_runs(self, write: Callable[..., Path], tmp_path: Path) -> None:
-        first, second = write(0.5), write(0.5)
-        (first / "summary.json").unlink()
-        (second / "summary.json").unlink()
-        (second / "bad-batch.pt").touch()
-        reasons = [run.reason for run in find_results([tmp_path]).unfinished]
-        assert [reason.partition(":")[0] for reason in reasons] == ["not finished", "diverged"]
-
-    def test_a_folder_that_is_not_there(self, tmp_path: Path) -> None:
-        with pytest.raises(DataError, match="no such folder"):
-            find_results([tmp_path / "nowhere"])
+# --- families ---
 
 
-class TestSettings:
-    @pytest.mark.parametrize(
-        ("changes", "setting"),
-        [
-            ({"average": "probs", "kl_weight": 0.5}, Setting(4, "probs", 0.5)),
-            ({"views": 1, "average": "probs", "kl_weight": 0.5}, Setting(1, "losses", 0.0)),
-            ({"augment": "none", "average": "logits"}, Setting(1, "losses", 0.0, False)),
-        ],
-    )
-    def test_one_view_has_one_setting(self, changes: dict, setting: Setting) -> None:
-        assert setting_of(BASE.replace(**changes)) == setting
+def test_runs_that_differ_in_what_is_swept_are_one_family(runs: RunWriter) -> None:
+    runs.add(0.5)
+    runs.add(0.5, views=2, average="logits", kl_weight=0.0, lr=1.0, epochs=3, seed=7)
+    runs.add(0.5, augment="none", views=1, recipe="other")
+    folder = runs.add(0.5, workers=5, device="cpu", loader="dali", data="/elsewhere/set")
+    # A run below two of the folders counts once.
+    (family,) = find_results([runs.root, folder, folder.parent]).families
+    assert len(family.runs) == 4
+    assert family.title == "wrn-16-4 on set"
+    assert family.slug == "wrn-16-4-on-set"
 
 
-class TestSelection:
-    def test_the_best_mean_over_the_seeds_is_chosen_by_the_validation_images(
-        self, write: Callable[..., Path], tmp_path: Path
-    ) -> None:
-        for seed, (low, high) in enumerate([(0.70, 0.60), (0.50, 0.66)]):
-            write(0.1, low, lr=0.1, seed=seed)
-            write(0.2, high, lr=0.2, seed=seed)
-        write(0.9, 0.1, lr=0.3, seed=0)
-        write(0.9, 0.1, lr=0.3, seed=1)
-        (selected,) = select_families(find_results([tmp_path]))
-        assert selected.on == "validation"
-        (choice,) = selected.chosen.values()
-        assert (choice.lr, choice.candidates) == (0.2, 3)
-        assert choice.score == pytest.approx(0.63)
-        assert choice.mean("top1") == pytest.approx(0.2)
-        assert [run.config.run.seed for run in choice.runs] == [0, 1]
-        (by_test,) = select(selected.family.runs, "test").values()
-        assert by_test.lr == 0.3
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model": "wrn-16-8"},
+        {"data": "/data/other"},
+        {"augment": "randaugment"},
+        {"batch_size": 128},
+        {"train_images": 100},
+        {"label_smoothing": 0.1},
+    ],
+)
+def test_runs_that_differ_in_anything_else_are_not(runs: RunWriter, change: dict) -> None:
+    runs.add(0.5)
+    runs.add(0.5, **change)
+    families = find_results([runs.root]).families
+    titles = {family.title for family in families}
+    assert len(families) == len(titles) == len({family.slug for family in families}) == 2
+    if "batch_size" in change:
+        assert titles == {f"wrn-16-4 on set, --batch-size {size}" for size in (64, 128)}
 
-    def test_only_seeds_that_all_candidates_have_decide(
-        self, write: Callable[..., Path], tmp_path: Path
-    ) -> None:
-        write(0.5, 0.60, lr=0.1, seed=0)
-        write(0.5, 0.62, lr=0.2, seed=0)
-        write(0.5, 0.40, lr=0.2, seed=1)  # the choice was run again, and had bad luck
-        (choice,) = chosen(tmp_path).values()
-        assert choice.lr == 0.2
-        assert len(choice.runs) == 2
 
-    def test_a_choice_at_the_edge_of_the_grid_is_known(
-        self, write: Callable[..., Path], tmp_path: Path
-    ) -> None:
-        for lr, top1 in ((0.1, 0.5), (0.2, 0.6), (0.4, 0.7)):
-            write(top1, lr=lr, views=1)
-            write(-top1, lr=lr, views=2)
-            write(top1 % 0.65, lr=lr, views=4)  # the middle one
-            write(0.5, lr=lr, views=8)  # all equal: no end of them
-        found = {setting.views: choice.edges for setting, choice in chosen(tmp_path).items()}
-        assert found == {1: ("largest lr",), 2: ("smallest lr",), 4: (), 8: ()}
+@pytest.mark.parametrize(
+    ("file", "content", "reason"),
+    [
+        ("config.json", "{", "JSONDecodeError"),
+        ("config.json", "[]", "config.json"),
+        ("config.json", '{"vews": 1}', "vews"),
+        ("config.json", '{"data": 3}', "data"),
+        ("config.json", '{"recipe": {}}', "recipe"),
+        ("config.json", '{"lr": "1"}', "Error"),
+        ("summary.json", '{"finished": true}', "measures"),
+        ("summary.json", '{"finished": true, "measures": {"top1": "x"}}', "top1"),
+        ("summary.json", '{"finished": true, "measures": {"top1": 1}, "validation": 3}', "Error"),
+        ("summary.json", '{"step": 7, "measures": {"top1": 0.5}}', "stopped at step 7"),
+        ("summary.json", None, "not finished"),
+        ("bad-batch.pt", "", "diverged"),
+    ],
+)
+def test_a_run_without_a_result_is_named(
+    runs: RunWriter, file: str, content: str | None, reason: str
+) -> None:
+    folder = runs.add(0.5)
+    if content is None or file == "bad-batch.pt":
+        (folder / "summary.json").unlink()
+    if content is not None:
+        (folder / file).write_text(content)
+    results = find_results([runs.root])
+    assert results.families == ()
+    (unfinished,) = results.unfinished
+    assert reason in unfinished.reason
 
-    def test_of_equals_the_cheaper_one(self, write: Callable[..., Path], tmp_path: Path) -> None:
-        for epochs in (20, 10, 30):
-            write(0.5, 0.5, epochs=epochs)
-        (choice,) = chosen(tmp_path).values()
-        assert choice.epochs == 10
 
-    def test_without_held_out_images_the_test_images_decide(
-        self, write: Callable[..., Path], tmp_path: Path
-    ) -> None:
-        write(0.5, lr=0.1)
-        write(0.6, lr=0.2)
-        results = find_results([tmp_path])
-        (selected,) = select_families(results)
-        assert selected.on == "test"
-        with pytest.raises(DataError, match="has held out no images; train with --validation"):
-            select_families(results, "validation")
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="nowhere"):
+        find_results([tmp_path / "nowhere"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "setting"),
+    [
+        ({"average": "probs", "kl_weight": 0.5}, Setting(4, "probs", 0.5)),
+        ({"views": 1, "average": "probs", "kl_weight": 0.5}, Setting(1, "losses", 0.0)),
+        ({"augment": "none", "average": "logits"}, Setting(1, "losses", 0.0, False)),
+    ],
+)
+def test_one_view_has_one_setting(changes: dict, setting: Setting) -> None:
+    assert setting_of(BASE.replace(**changes)) == setting
+
+
+# --- selection ---
+
+
+def test_the_best_mean_over_the_seeds_is_chosen_by_the_validation_images(runs: RunWriter) -> None:
+    for seed, (low, high) in enumerate([(0.70, 0.60), (0.50, 0.66)]):
+        runs.add(0.1, held_out=low, lr=0.1, seed=seed)
+        runs.add(0.2, held_out=high, lr=0.2, seed=seed)
+        runs.add(0.9, held_out=0.1, lr=0.3, seed=seed)
+    selected, choice = runs.select_one(), chosen_one(runs)
+    assert selected.on == "validation"
+    assert (choice.lr, choice.candidates) == (0.2, 3)
+    assert choice.score == pytest.approx(0.63)
+    assert choice.mean("top1") == pytest.approx(0.2)
+    assert [run.config.run.seed for run in choice.runs] == [0, 1]
+    (by_test,) = select(selected.family.runs, "test").values()
+    assert by_test.lr == 0.3
+
+
+def test_only_seeds_that_all_candidates_have_decide(runs: RunWriter) -> None:
+    runs.add(0.5, held_out=0.60, lr=0.1, seed=0)
+    runs.add(0.5, held_out=0.62, lr=0.2, seed=0)
+    runs.add(0.5, held_out=0.40, lr=0.2, seed=1)  # the choice was run again, with bad luck
+    assert chosen_one(runs).lr == 0.2
+    assert len(chosen_one(runs).runs) == 2
+
+
+def test_a_choice_at_the_edge_of_the_grid_is_known(runs: RunWriter) -> None:
+    for lr, top1 in ((0.1, 0.5), (0.2, 0.6), (0.4, 0.7)):
+        runs.add(top1, lr=lr, views=1)
+        runs.add(-top1, lr=lr, views=2)
+        runs.add(top1 % 0.65, lr=lr, views=4)  # the middle one
+        runs.add(0.5, lr=lr, views=8)  # all equal: not an edge
+    chosen = runs.select_one().chosen
+    found = {setting.views: choice.edges for setting, choice in chosen.items()}
+    assert found == {1: ("largest lr",), 2: ("smallest lr",), 4: (), 8: ()}
+
+
+def test_of_equals_the_cheaper_one(runs: RunWriter) -> None:
+    for epochs in (20, 10, 30):
+        runs.add(0.5, held_out=0.5, epochs=epochs)
+    assert chosen_one(runs).epochs == 10
+
+
+def test_without_held_out_images_the_test_images_decide(runs: RunWriter) -> None:
+    runs.add(0.5, lr=0.1)
+    runs.add(0.6, lr=0.2)
+    assert runs.select_one().on == "test"
+    with pytest.raises(DataError, match="--select-on validation"):
+        runs.select("validation")
 
 
 # --- claims: top-1 and invariance for each (K, average, weight), by seed ---
@@ -228,28 +179,24 @@ LIKE_THE_PAPER = {
     (4, "losses", 0.5): ([0.59, 0.58, 0.59], 0.3),
     (4, "losses", 2.0): ([0.57, 0.60, 0.58], 0.1),
 }
-Runs = dict[tuple[int, str, float], tuple[list[float], float]]
+Values = dict[tuple[int, str, float], tuple[list[float], float]]
 
 
 @pytest.fixture
-def claims(tmp_path: Path) -> Callable[..., list[Claim]]:
-    def of(runs: Runs) -> list[Claim]:
-        return list(check_claims(selected_from(tmp_path, runs)))
-
-    return of
+def claims(runs: RunWriter) -> Callable[[Values], list[Claim]]:
+    return lambda values: check_claims(selected_from(runs, values))
 
 
-def selected_from(folder: Path, runs: Runs) -> Selected:
-    for (views, average, weight), (top1, invariance) in runs.items():
+def selected_from(runs: RunWriter, values: Values) -> Selected:
+    for (views, average, weight), (top1, invariance) in values.items():
         for seed, value in enumerate(top1):
-            config = BASE.replace(views=views, average=average, kl_weight=weight, seed=seed)
-            name = f"{views}-{average}-{weight}-{seed}"
-            write_run(folder / name, config, measures(value, invariance + 0.01 * seed))
-    (selected,) = select_families(find_results([folder]))
-    return selected
+            changed = {"invariance": invariance + 0.01 * seed}
+            settings = {"views": views, "average": average, "kl_weight": weight, "seed": seed}
+            runs.add(value, changed=changed, **settings)
+    return runs.select_one()
 
 
-def test_what_the_paper_found_is_seen(claims: Callable[..., list[Claim]]) -> None:
+def test_what_the_paper_found_is_seen(claims: Callable[[Values], list[Claim]]) -> None:
     found = claims(LIKE_THE_PAPER)
     assert [claim.verdict for claim in found] == ["seen"] * 5
     # (0.02 + 0.01 + 0.02) / 3 and (0.08 + 0.07 + 0.08) / 3.
@@ -279,38 +226,38 @@ def test_what_the_paper_found_is_seen(claims: Callable[..., list[Claim]]) -> Non
     ],
 )
 def test_what_is_not_there_is_not_seen(
-    claims: Callable[..., list[Claim]], claim: int, changes: Runs, verdict: str
+    claims: Callable[[Values], list[Claim]], claim: int, changes: Values, verdict: str
 ) -> None:
     assert claims(LIKE_THE_PAPER | changes)[claim].verdict == verdict
 
 
-def test_views_at_test_time_that_do_not_help(tmp_path: Path) -> None:
+def test_views_at_test_time_that_do_not_help(runs: RunWriter) -> None:
     for seed in range(3):
-        config = BASE.replace(seed=seed)
-        write_run(tmp_path / str(seed), config, measures(0.5, tta=0.49 + 0.001 * seed))
-    (selected,) = select_families(find_results([tmp_path]))
-    assert check_claims(selected)[4].verdict == "not seen"
+        runs.add(0.5, changed={"tta_top1": 0.49 + 0.001 * seed}, seed=seed)
+    assert check_claims(runs.select_one())[4].verdict == "not seen"
 
 
-def test_claims_without_their_runs_say_what_they_need(claims: Callable[..., list[Claim]]) -> None:
-    found = claims({(4, "losses", 0.0): ([0.5, 0.6, 0.7], 0.5)})
+@pytest.mark.parametrize("views", [1, 4])
+def test_claims_without_their_runs_say_what_they_need(
+    claims: Callable[[Values], list[Claim]], views: int
+) -> None:
+    found = claims({(views, "losses", 0.0): ([0.5, 0.6, 0.7], 0.5)})
     assert [claim.verdict for claim in found[:4]] == ["not run"] * 4
     assert all(claim.evidence[0].startswith("needs ") for claim in found[:4])
 
 
-def test_two_objectives_of_three_are_a_part(claims: Callable[..., list[Claim]]) -> None:
-    runs = {key: value for key, value in LIKE_THE_PAPER.items() if key[1] != "probs"}
-    found = claims(runs)
+def test_two_objectives_of_three_are_a_part(claims: Callable[[Values], list[Claim]]) -> None:
+    found = claims({key: value for key, value in LIKE_THE_PAPER.items() if key[1] != "probs"})
     assert [claim.verdict for claim in found[1:3]] == ["in part", "in part"]
-    assert found[1].evidence[-1] == "objectives that were run: 2 of 3"
+    assert "2 of 3" in found[1].evidence[-1]
 
 
-def test_a_difference_is_between_the_same_seeds(tmp_path: Path) -> None:
-    runs: Runs = {
+def test_a_difference_is_between_the_same_seeds(runs: RunWriter) -> None:
+    values: Values = {
         (4, "losses", 0.0): ([0.1, 0.2, 0.3], 0.5),
         (4, "logits", 0.0): ([0.0, 0.2], 0.5),
     }
-    selected = selected_from(tmp_path, runs)
+    selected = selected_from(runs, values)
     losses, logits = (selected.chosen[Setting(4, a, 0.0)] for a in ("losses", "logits"))
     gap = difference(losses, logits, "top1")
     assert gap is not None
@@ -318,15 +265,12 @@ def test_a_difference_is_between_the_same_seeds(tmp_path: Path) -> None:
     # The deviation of 0.1 and 0 is 0.0707, over the root of two.
     assert gap.error == pytest.approx(0.05)
     assert not gap.is_clear
-    assert difference(losses, logits, "nll") is None
+    assert difference(losses, logits, "absent") is None
 
 
-def test_a_single_seed_is_said_to_be_one(claims: Callable[..., list[Claim]]) -> None:
+def test_a_single_seed_is_said_to_be_one(claims: Callable[[Values], list[Claim]]) -> None:
     found = claims({key: ([top1[0]], inv) for key, (top1, inv) in LIKE_THE_PAPER.items()})
-    assert found[0].evidence[-2:] == (
-        "K=4: losses - logits +8.0 points (one seed)",
-        "one seed: a difference cannot be told from noise",
-    )
+    assert found[0].evidence[-2] == "K=4: losses - logits +8.0 points (one seed)"
     assert {claim.verdict for claim in found} == {"in part"}
 
 
@@ -345,10 +289,9 @@ def test_summaries_are_as_the_trainer_writes_them(
     assert {"top1", "tta_top1", "tta_top1_at_1", "tta_top1_at_2", "invariance"} <= set(run.measures)
 
 
-def test_the_report_says_each_claim(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    selected_from(tmp_path / "runs", LIKE_THE_PAPER)
-    assert report.main([str(tmp_path / "runs"), "--out", str(tmp_path / "report.html")]) == 0
-    said = capsys.readouterr().out
-    assert said.count("  SEEN ") == 5
-    assert "K=4: losses - logits +7.7 ± 0.3 points [+7.0, +8.0]" in said
-    assert (tmp_path / "report.html").stat().st_size > 10_000
+def test_the_report_prints_each_claim(runs: RunWriter, capsys: pytest.CaptureFixture) -> None:
+    selected_from(runs, LIKE_THE_PAPER)
+    assert report.main([str(runs.root)]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("  SEEN ") == 5
+    assert "K=4: losses - logits +7.7 ± 0.3 points [+7.0, +8.0]" in printed

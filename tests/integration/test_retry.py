@@ -70,12 +70,12 @@ def make(tiny: Tiny, data: Path) -> Tiny:
     return lambda kind, **changes: tiny(**{**shared, **LOADERS[kind], **changes})
 
 
-def surveyed(config: TrainConfig) -> ImageSet:
+def scanned(config: TrainConfig) -> ImageSet:
     return scan_configured(config.data, open_split(config.data.data, "train"))
 
 
 def knowing(images: ImageSet, *bad: int) -> ImageSet:
-    """The same set as a look would give it that has found some images bad."""
+    """The same set as a scan that finds some images bad returns it."""
     assert images.manifest is not None
     manifest = replace(images.manifest, bad=dict.fromkeys(bad, "known before"))
     return replace(images, manifest=manifest)
@@ -104,7 +104,7 @@ class TestQuarantine:
         self, make: Tiny, kind: str, damage: str, caplog: Said
     ) -> None:
         config = make(kind)
-        images = surveyed(config)
+        images = scanned(config)
         whole = two_epochs(config, images)
         victim = int(whole[FAR].indices[1])
         known = two_epochs(config, knowing(images, victim))
@@ -117,7 +117,7 @@ class TestQuarantine:
         assert victim not in {int(i) for batch in found[FAR:] for i in batch.indices}
         assert (loader.epoch, loader.position) == (2, 0)
         assert list(loader.images.bad) == [victim]
-        (line,) = lines(caplog, "goes on without it")
+        (line,) = lines(caplog, "continues without it")
         assert line.startswith(f"{images.files[victim]}: {loader.images.bad[victim]}; ")
         if damage == "another size":
             assert "another size than when the run began" in line
@@ -129,7 +129,7 @@ class TestQuarantine:
     @pytest.mark.parametrize("damage", ["truncated", "another size"])
     def test_with_dali_s_operators(self, make: Tiny, crop: str, damage: str) -> None:
         config = make("dali", views_engine="dali", crop=crop, size=20, batch_size=8)
-        images = surveyed(config)
+        images = scanned(config)
         whole = list(fastaug.build_loader(config, images))
         victim = int(whole[-1].indices[0])
         known = list(fastaug.build_loader(config, knowing(images, victim)))
@@ -142,7 +142,7 @@ class TestQuarantine:
     @every_loader
     def test_several_in_one_batch_and_among_the_substitutes(self, make: Tiny, kind: str) -> None:
         config = make(kind, batch_size=24, views=2)  # 12 images a batch
-        images = surveyed(config)
+        images = scanned(config)
         whole = list(fastaug.build_loader(config, images))
         bad = [int(whole[0].indices[0]), int(whole[0].indices[5])]
         stand_in = next(fastaug.build_loader(config, knowing(images, *bad)).batches()).indices[0]
@@ -165,7 +165,7 @@ class TestQuarantine:
         cut = WRITERS[".tar"](shards / "train-1.tar", samples[20:])
         WRITERS[".tar"](shards / "val.tar", samples[:3])
         config = make(kind, data=str(shards))
-        images = surveyed(config)
+        images = scanned(config)
         lost = [34, 35]
         first = min(i for i, key in enumerate(fastaug.build_loader(config, images).batches())
                     if set(lost) & set(key.indices.tolist()))  # fmt: skip
@@ -189,14 +189,14 @@ class TestQuarantine:
     @every_loader
     def test_too_many(self, make: Tiny, kind: str, caplog: Said) -> None:
         config = make(kind, max_bad=0.03, batch_size=24)
-        images = surveyed(config)
+        images = scanned(config)
         loader = fastaug.build_loader(config, images)
         first, second = (images.files[i] for i in next(loader.batches()).indices[[1, 3]])
         first.write_bytes(b"")
         second.write_bytes(b"")
         with raises(DataError, f"2 36 5.56% --max-bad 3% {first.name}"):
             list(loader)
-        assert lines(caplog, "goes on without it") == []
+        assert lines(caplog, "continues without it") == []
 
     @every_loader
     def test_a_storage_that_is_gone_is_no_image_s_fault(
@@ -208,21 +208,21 @@ class TestQuarantine:
         with raises(DataError, "12"):
             list(loader)
         data.with_name("elsewhere").rename(data)
-        assert surveyed(config).bad == {}
-        assert lines(caplog, "goes on without it") == []
+        assert scanned(config).bad == {}
+        assert lines(caplog, "continues without it") == []
 
     def test_one_that_is_repaired_before_it_is_noted(self, make: Tiny) -> None:
         """A worker finds it bad long before the trainer comes to its batch."""
         config = make("torch")
-        images = surveyed(config)
+        images = scanned(config)
         content = images.files[7].read_bytes()
         images.files[7].write_bytes(b"")
         with pytest.raises(reading.BadImagesError) as raised:
-            reading.read_with_retries(images, {7: reading.Failure("x", True)}, images.image)
+            reading.read_with_retries(images, {7: reading.ReadFailure("x", True)}, images.image)
         time.sleep(0.01)
         images.files[7].write_bytes(content)
         assert list(reading.quarantine(images, raised.value, 0.2).bad) == [7]
-        assert surveyed(config).bad == {}
+        assert scanned(config).bad == {}
 
 
 class TestPatience:
@@ -232,7 +232,7 @@ class TestPatience:
         self, make: Tiny, kind: str, damage: str, caplog: Said, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         config = make(kind)
-        images = surveyed(config)
+        images = scanned(config)
         whole = two_epochs(config, images)
         victim = images.files[int(whole[FAR].indices[0])]
         content, slept = victim.read_bytes(), []
@@ -251,7 +251,7 @@ class TestPatience:
         found += [*batches, *loader]
         assert_same(found, whole)
         assert loader.images.bad == {}
-        assert surveyed(config).bad == {}
+        assert scanned(config).bad == {}
         if config.data.workers != 2:  # there it is the workers who sleep
             assert slept == [0.1, 0.3]
         (line,) = lines(caplog, "it is tried again for 4.4 s")
@@ -261,7 +261,7 @@ class TestPatience:
     @every_loader
     def test_a_stall_is_waited_for(self, make: Tiny, kind: str, caplog: Said) -> None:
         config = make(kind)
-        images = surveyed(config)
+        images = scanned(config)
         whole = list(fastaug.build_loader(config, images))
         victim = images.files[int(whole[3].indices[0])]
         content = victim.read_bytes()
@@ -329,7 +329,7 @@ class TestWorkers:
         self, make: Tiny, caplog: Said, signum: int
     ) -> None:
         config = make("torch workers")
-        images = surveyed(config)
+        images = scanned(config)
         whole = list(fastaug.build_loader(config, images))
         batches = iter(fastaug.build_loader(config, images))
         found = [next(batches)]
@@ -390,7 +390,7 @@ class TestWorkers:
                 raise EOFError
 
         with raises(reading.RetryError, "EOFError"):
-            list(torch_loader._while_workers_live(Dying()))
+            list(torch_loader._worker_results(Dying()))
 
 
 class TestDali:
@@ -450,7 +450,7 @@ class TestDali:
 
         def breaks(self: object, _batch: object) -> None:
             tried.append(1)
-            raise decoder._stopped(RuntimeError("out of memory"))
+            raise decoder._retry_error(RuntimeError("out of memory"))
 
         tried: list[int] = []
         config = make("dali")
@@ -459,4 +459,4 @@ class TestDali:
         monkeypatch.setattr(decoder.Decoder, "_decoded", breaks)
         with raises(DataError, "DALI 4"):
             list(loader)
-        assert surveyed(config).bad == {}
+        assert scanned(config).bad == {}

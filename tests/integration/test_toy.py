@@ -7,7 +7,6 @@ import pytest
 from scipy import integrate, optimize
 
 from fastaug.experiments import toy
-from fastaug.experiments.figures_toy import NOT_INVARIANT, toy_example
 
 LEAST = 0.478877  # of both losses; scipy's adaptive quadrature below gives the same digits
 
@@ -97,7 +96,7 @@ def test_the_sample_has_the_problems_moments() -> None:
 
 
 def test_the_figure_marks_the_models() -> None:
-    drawn = toy_example()
+    drawn = toy.toy_figure()
     assert drawn.figure is not None
     data, losses, logits = drawn.figure.axes
     classes = {line.get_gid(): line for line in data.get_lines()}
@@ -110,9 +109,9 @@ def test_the_figure_marks_the_models() -> None:
         marks = {line.get_gid(): np.array(line.get_data()) for line in ax.get_lines()}
         np.testing.assert_array_equal(marks["minimum"].ravel(), [0.4, 0.4])
         np.testing.assert_array_equal(marks["invariant"][0], marks["invariant"][1])
-        np.testing.assert_array_equal(marks["not invariant"].ravel(), NOT_INVARIANT)
+        np.testing.assert_array_equal(marks["not invariant"].ravel(), toy.NOT_INVARIANT)
     assert "minima" not in {line.get_gid() for line in losses.get_lines()}
     np.testing.assert_allclose(marks["minima"].sum(0), 0.8)
     # The mark lies on the line of minima, off the diagonal.
-    assert sum(NOT_INVARIANT) == pytest.approx(0.8)
-    assert NOT_INVARIANT[0] != NOT_INVARIANT[1]
+    assert sum(toy.NOT_INVARIANT) == pytest.approx(0.8)
+    assert toy.NOT_INVARIANT[0] != toy.NOT_INVARIANT[1]

@@ -1,6 +1,6 @@
 """Hundreds of damaged images: no crash, no hang, no memory explosion, and nothing left for DALI.
 
-The survey and DALI run in processes of their own, so that a crash of either is seen and the peak of
+The scan and DALI run in processes of their own, so that a crash of either is seen and the peak of
 memory is theirs alone.
 """
 
@@ -56,11 +56,11 @@ def kinds(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, str]:
 
 
 @pytest.fixture(scope="module")
-def surveyed(kinds: dict[Path, str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def scanned(kinds: dict[Path, str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("child")
     (folder / "files.json").write_text(json.dumps([str(file) for file in kinds]))
     assert len(kinds) > 600
-    return run_child("survey", folder)
+    return run_child("scan", folder)
 
 
 def run_child(task: str, folder: Path) -> dict[str, Any]:
@@ -80,15 +80,15 @@ def numbers(kinds: dict[Path, str], *wanted: str) -> set[str]:
     return {str(i) for i, kind in enumerate(kinds.values()) if kind in wanted}
 
 
-def test_every_image_is_judged(kinds: dict[Path, str], surveyed: dict[str, Any]) -> None:
+def test_every_image_is_judged(kinds: dict[Path, str], scanned: dict[str, Any]) -> None:
     sound = numbers(kinds, *(kind for kind in kinds.values() if kind.endswith("whole")))
     never = numbers(kinds, *(kind for kind in kinds.values() if kind.startswith("none")))
-    for look in ("quick", "full"):
-        bad = surveyed[look]["bad"]
+    for mode in ("quick", "full"):
+        bad = scanned[mode]["bad"]
         assert all(reason and "\n" not in reason for reason in bad.values())
         assert sound & set(bad) == set()
         assert never - set(bad) == set()
-    assert set(surveyed["quick"]["bad"]) <= set(surveyed["full"]["bad"])
+    assert set(scanned["quick"]["bad"]) <= set(scanned["full"]["bad"])
 
 
 @pytest.mark.parametrize(
@@ -98,24 +98,24 @@ def test_every_image_is_judged(kinds: dict[Path, str], surveyed: dict[str, Any])
         *("png", "png-alpha", "png-palette", "webp", "webp-alpha", "ppm"),
     ],
 )
-def test_a_quick_look_finds_what_is_cut_off(
-    kind: str, kinds: dict[Path, str], surveyed: dict[str, Any]
+def test_a_quick_scan_finds_what_is_cut_off(
+    kind: str, kinds: dict[Path, str], scanned: dict[str, Any]
 ) -> None:
     cut = numbers(kinds, f"{kind} cut", f"{kind} cut-end")
     assert len(cut) == 6
-    assert cut - set(surveyed["quick"]["bad"]) == set()
+    assert cut - set(scanned["quick"]["bad"]) == set()
 
 
-def test_time_and_memory_are_bounded(surveyed: dict[str, Any]) -> None:
-    assert surveyed["seconds"] < SECONDS
-    assert surveyed["growth"] < GROWTH
+def test_time_and_memory_are_bounded(scanned: dict[str, Any]) -> None:
+    assert scanned["seconds"] < SECONDS
+    assert scanned["growth"] < GROWTH
 
 
 @pytest.mark.skipif(not importlib.util.find_spec("nvidia.dali"), reason="DALI is not installed")
-def test_dali_decodes_what_a_full_look_lets_through(
-    kinds: dict[Path, str], surveyed: dict[str, Any], tmp_path: Path
+def test_dali_decodes_what_a_full_scan_lets_through(
+    kinds: dict[Path, str], scanned: dict[str, Any], tmp_path: Path
 ) -> None:
-    bad, plain = set(surveyed["full"]["bad"]), surveyed["full"]["plain"]
+    bad, plain = set(scanned["full"]["bad"]), scanned["full"]["plain"]
     left = [i for i in range(len(kinds)) if str(i) not in bad and plain[i]]
     left = [i for i in left if list(kinds.values())[i] != "bomb whole"]  # sound, and slow
     assert len(left) > 200
@@ -124,8 +124,8 @@ def test_dali_decodes_what_a_full_look_lets_through(
     assert [f"{list(kinds.values())[left[i]]}: {said}" for i, said in failed] == []
 
 
-def survey_files(folder: Path) -> dict[str, Any]:
-    """In the child: both looks at the files of a list."""
+def scan_files(folder: Path) -> dict[str, Any]:
+    """In the child: both scans of the files of a list."""
     from fastaug.data.image_set import ImageSet
     from fastaug.data.scan import scan_set
 
@@ -177,5 +177,5 @@ def decode_files(folder: Path) -> dict[str, Any]:
 
 if __name__ == "__main__":
     task, folder = sys.argv[1], Path(sys.argv[2])
-    result = {"survey": survey_files, "dali": decode_files}[task](folder)
+    result = {"scan": scan_files, "dali": decode_files}[task](folder)
     (folder / f"{task}.json").write_text(json.dumps(result))

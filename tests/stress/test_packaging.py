@@ -39,11 +39,9 @@ def test_the_wheel_has_every_module_and_nothing_else(wheel: Path) -> None:
     modules |= {f"fastaug/{p.relative_to(ROOT)}" for p in (ROOT / "pipelines").rglob("*.py")}
     sources = {f"fastaug/cuda/{p.name}" for p in (ROOT / "cuda").iterdir()}
     assert "fastaug/cuda/objective.cpp" in sources
-    assert names == modules | sources | {
-        "fastaug/py.typed",
-        "fastaug/paper/page.css",
-        "fastaug/paper/page.js",
-    }
+    folder = "fastaug/experiments/templates"
+    templates = {f"{folder}/report.{kind}" for kind in ("html.j2", "css", "js")}
+    assert names == modules | sources | templates | {"fastaug/py.typed"}
 
 
 def test_the_wheel_names_its_script_and_requirements(wheel: Path) -> None:

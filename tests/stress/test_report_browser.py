@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from test_report import write_sweep
+from run_folders import write_sweep
 from webdriver import MISSING, Browser
 
 from fastaug import report

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 
 import numpy as np
@@ -12,9 +13,10 @@ from view_oracle import operation as oracle
 from view_oracle import photograph
 
 from fastaug.config import TrainConfig
+from fastaug.toolchain.build import source_folder
 from fastaug.views.philox import TRAIN_VIEWS
 from fastaug.views.plan import draw_plans
-from fastaug.views.randaugment import NAMES, Operation, apply_operations
+from fastaug.views.randaugment import NAMES, OPERATIONS, Operation, apply_operations
 
 # name -> arguments at magnitude 5 on a 224 px view, from the table of the paper's source
 AT_FIVE = {
@@ -46,6 +48,22 @@ def test_an_operation_equals_the_oracle(name: str, arguments: tuple) -> None:
 def test_the_cases_cover_every_operation() -> None:
     assert {name for name, _ in CASES} == set(NAMES)
     assert len(NAMES) == 16
+
+
+def test_the_kernel_has_the_operations_of_the_table() -> None:
+    """By name, in both directions; the codes themselves show in the pixels."""
+    header = (source_folder() / "operations.h").read_text()
+    enum = re.search(r"enum Operation \{(.+?)\};", header, re.DOTALL)
+    second = re.search(r"bool needs_second_buffer\(int operation\) \{(.+?)\}", header, re.DOTALL)
+    assert enum
+    assert second
+    names = re.findall(r"\w+", enum[1])
+    assert names[0] == "NOTHING"
+    assert set(names[1:]) == {spec.kernel for spec in OPERATIONS}
+    assert set(re.findall(r"[A-Z_]{2,}", second[1])) == {
+        spec.kernel for spec in OPERATIONS if spec.needs_second_buffer
+    }
+    assert set(names) == {name for name in names if f"case {name}:" in header} | {"NOTHING"}
 
 
 def test_a_flat_image_survives_every_operation() -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -16,7 +17,11 @@ from torch import Tensor
 import fastaug
 from fastaug.errors import KernelUnavailableError
 from fastaug.kernels import admission, registry
+from fastaug.kernels.config import Average
+from fastaug.kernels.contract import average_code
+from fastaug.kernels.objective import image_kl, loss_terms
 from fastaug.kernels.reference import ReferenceKernel
+from fastaug.toolchain.build import source_folder
 
 Change = Callable[[Tensor, Tensor, Any], tuple]
 
@@ -126,7 +131,7 @@ class TestNames:
 
     @pytest.mark.parametrize("name", ["auto", "a:b"])
     def test_reserved_names(self, name: str) -> None:
-        with raises(KernelUnavailableError, "auto :"):
+        with raises(KernelUnavailableError, name):
             fastaug.register_kernel(name, registry.load_kernel("reference"))
 
     def test_one_whose_supports_raises_does_not_hide_the_others(self) -> None:
@@ -174,6 +179,80 @@ class TestAuto:
     def test_no_kernel_at_all(self) -> None:
         with raises(KernelUnavailableError, "torch.int64 logits"):
             fastaug.pairwise_kl(torch.zeros(1, 2, 3, dtype=torch.int64))
+
+
+class Partial(ReferenceKernel):
+    """Cannot average logits, and must not be asked to."""
+
+    name = "partial"
+    averages = ("losses", "probs")
+
+    def value_and_grad(self, logits: Tensor, targets: Tensor | None, **settings: Any):
+        assert settings["average"] != "logits"
+        return super().value_and_grad(logits, targets, **settings)
+
+
+class TestAverages:
+    def test_the_header_and_the_reference_have_all_of_them(self) -> None:
+        header = (source_folder() / "objective.h").read_text()
+        (enum,) = re.findall(r"enum Average \{(.+?)\};", header)
+        names = [name.strip().lower() for name in enum.split(",")]
+        compiled = re.findall(r"X\((\w+), (\w+), __VA_ARGS__\)", header)
+        assert sorted(names) == sorted([*get_args(Average), "none"])
+        assert compiled == [(name, name.upper()) for name in names]
+        assert {code: average_code(code) for code in get_args(Average)} == {
+            name: names.index(name) for name in get_args(Average)
+        }
+        assert average_code(None) == names.index("none")
+        for name in ("native", "cuda"):
+            assert registry.load_kernel(name).averages == get_args(Average)  # type: ignore[attr-defined]
+
+    def test_a_kernel_without_an_average_is_passed_over(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        partial = Partial()
+        monkeypatch.setattr(registry, "_OWN", (partial, registry._REFERENCE))
+        form: dict = {"views": 2, "classes": 3, "device": torch.device("cpu")}
+        chosen = {a: registry.resolve_kernel("auto", **form, average=a) for a in get_args(Average)}
+        assert chosen == {"losses": partial, "probs": partial, "logits": registry._REFERENCE}
+        assert registry.resolve_kernel("auto", **form) is partial  # the pairwise KL
+        z, y = torch.randn(2, 2, 3), torch.tensor([0, 1])
+        expected = fastaug.objective(z, y, average="logits", kernel="reference")
+        torch.testing.assert_close(fastaug.objective(z, y, average="logits"), expected)
+
+    def test_by_name_it_is_refused(self) -> None:
+        z, y = torch.randn(2, 2, 3), torch.tensor([0, 1])
+        assert fastaug.objective(z, y, average="probs", kernel=Partial()).loss > 0
+        with pytest.raises(KernelUnavailableError, match=r"'partial'.*losses, probs.*logits"):
+            fastaug.objective(z, y, average="logits", kernel=Partial())
+
+    def test_only_its_averages_are_compared(self) -> None:
+        report = fastaug.check_kernel(Partial())
+        assert report.admitted
+        assert 15 < report.cases < 29
+
+
+class TestResolved:
+    def test_a_resolved_kernel_is_used_without_another_lookup(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        kernel = registry.resolve_kernel(
+            "reference", views=3, classes=4, device=torch.device("cpu"), average="probs"
+        )
+        z, y = torch.randn(2, 3, 4, requires_grad=True), torch.tensor([0, 1])
+        settings: dict = {"average": "probs", "kl_weight": 0.3, "label_smoothing": 0.1}
+        expected = fastaug.objective(z, y, kernel="reference", **settings)
+        kl = fastaug.pairwise_kl(z, kernel="reference")
+        monkeypatch.delattr(registry, "_found")
+        found = loss_terms(kernel, z, y, **settings)
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+        torch.testing.assert_close(image_kl(kernel, z), kl, rtol=0, atol=0)
+        assert found.loss.requires_grad
+
+    @pytest.mark.parametrize("name", ["nothing_of_the_kind", "cuda"])
+    def test_one_that_cannot_be_used_is_refused(self, name: str) -> None:
+        with pytest.raises(KernelUnavailableError, match=name):
+            registry.resolve_kernel(name, views=2, classes=3, device=torch.device("cpu"))
 
 
 class TestAdmission:

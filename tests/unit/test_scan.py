@@ -19,9 +19,9 @@ from mutants import encode, png, whole_images
 from PIL import Image
 
 from fastaug.data import scan as manifest
-from fastaug.data import scan_image as look
+from fastaug.data import scan_image as image_scan
 from fastaug.data.image_set import ImageSet, Spans
-from fastaug.data.scan import mark_bad, scan_images, scan_set, stamp_of
+from fastaug.data.scan import mark_bad, scan_and_check, scan_set, stamp_of
 from fastaug.errors import DataError
 
 
@@ -31,49 +31,49 @@ def cache(own_cache: Path) -> Path:
 
 
 @pytest.fixture
-def looked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """The numbers of the images that are looked at."""
+def scanned(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """The indices of the images that are scanned."""
     seen: list[int] = []
 
-    def noted(images: ImageSet, index: int, **options: object) -> look.Look:
+    def noted(images: ImageSet, index: int, **options: object) -> image_scan.ImageInfo:
         seen.append(index)
-        return look.look(images, index, **options)
+        return image_scan.scan_image(images, index, **options)
 
-    monkeypatch.setattr(manifest, "look", noted)
+    monkeypatch.setattr(manifest, "scan_image", noted)
     return seen
 
 
 class TestMemory:
-    """Images that were looked at are not looked at again."""
+    """Images that were scanned are not scanned again."""
 
     contents = (JPEG, PNG, JPEG[:900], encode(RGB, "GIF"), JPEG)
 
     @pytest.mark.parametrize("stored", [image_set, span_set])
-    def test_the_second_time(self, stored: Callable, tmp_path: Path, looked: list[int]) -> None:
+    def test_the_second_time(self, stored: Callable, tmp_path: Path, scanned: list[int]) -> None:
         images = stored(tmp_path / "set", self.contents)
-        first = scan_images(images, max_bad=0.2).manifest
-        assert sorted(looked) == [0, 1, 2, 3, 4]
-        looked.clear()
-        second = scan_images(images, max_bad=0.2).manifest
-        assert looked == []
+        first = scan_and_check(images, max_bad=0.2).manifest
+        assert sorted(scanned) == [0, 1, 2, 3, 4]
+        scanned.clear()
+        second = scan_and_check(images, max_bad=0.2).manifest
+        assert scanned == []
         np.testing.assert_array_equal(first.sizes, second.sizes)
         assert first.sizes.dtype == second.sizes.dtype == np.int32
         assert second.plain.tolist() == first.plain.tolist() == [True, True, False, False, True]
         assert list(second.bad) == list(first.bad) == [2]
         assert second.bad == first.bad
 
-    def test_a_file_that_has_changed(self, tmp_path: Path, looked: list[int]) -> None:
+    def test_a_file_that_has_changed(self, tmp_path: Path, scanned: list[int]) -> None:
         images = image_set(tmp_path / "set", self.contents)
         scan_set(images)
-        looked.clear()
+        scanned.clear()
         touch(images.files[1])
         images.files[2].write_bytes(JPEG)
         found = scan_set(images)
-        assert sorted(looked) == [1, 2]
+        assert sorted(scanned) == [1, 2]
         assert found.manifest.bad == {}
-        looked.clear()
+        scanned.clear()
         scan_set(images)
-        assert looked == []
+        assert scanned == []
 
     def test_a_change_of_only_the_size(self, tmp_path: Path) -> None:
         images = image_set(tmp_path / "set", self.contents)
@@ -84,69 +84,69 @@ class TestMemory:
         assert list(scan_set(images).manifest.bad) == [0, 2]
 
     def test_a_file_that_is_gone_is_asked_for_again(
-        self, tmp_path: Path, looked: list[int]
+        self, tmp_path: Path, scanned: list[int]
     ) -> None:
         images = image_set(tmp_path / "set", self.contents)
         images.files[1].unlink()
         assert list(scan_set(images).manifest.bad) == [1, 2]
-        looked.clear()
+        scanned.clear()
         assert list(scan_set(images).manifest.bad) == [1, 2]
-        assert looked == [1]
+        assert scanned == [1]
 
-    def test_a_shard_that_has_changed(self, tmp_path: Path, looked: list[int]) -> None:
+    def test_a_shard_that_has_changed(self, tmp_path: Path, scanned: list[int]) -> None:
         images = span_set(tmp_path / "set", self.contents)
         scan_set(images)
-        looked.clear()
+        scanned.clear()
         touch(tmp_path / "set/1.tar")
         scan_set(images)
-        assert sorted(looked) == [1, 3]
+        assert sorted(scanned) == [1, 3]
 
-    def test_images_that_came_and_went(self, tmp_path: Path, looked: list[int]) -> None:
+    def test_images_that_came_and_went(self, tmp_path: Path, scanned: list[int]) -> None:
         scan_set(image_set(tmp_path / "set", self.contents))
-        looked.clear()
+        scanned.clear()
         names = ["003.jpg", "new.jpg", "000.jpg", "002.jpg"]
         files = tuple(tmp_path / "set" / name for name in names)
         files[1].write_bytes(PNG)
         images = ImageSet(str(tmp_path / "set"), ("a",), np.zeros(4, np.int64), files)
         found = scan_set(images)
-        assert looked == [1]
+        assert scanned == [1]
         assert found.manifest.plain.tolist() == [False, True, True, False]
         assert list(found.manifest.bad) == [3]
         assert found.formats == {"GIF": 1, "PNG": 1, "JPEG": 1}
 
-    def test_a_full_look_serves_a_quick_one(self, tmp_path: Path, looked: list[int]) -> None:
+    def test_a_full_scan_serves_a_quick_one(self, tmp_path: Path, scanned: list[int]) -> None:
         flipped = PNG[:-60] + bytes([PNG[-60] ^ 1]) + PNG[-59:]
         images = image_set(tmp_path / "set", [flipped, JPEG, b""])
         assert list(scan_set(images).manifest.bad) == [2]
-        looked.clear()
+        scanned.clear()
         assert list(scan_set(images, full=True).manifest.bad) == [0, 2]
-        assert sorted(looked) == [0, 1]  # what is bad stays so
-        looked.clear()
+        assert sorted(scanned) == [0, 1]  # what is bad stays so
+        scanned.clear()
         assert list(scan_set(images).manifest.bad) == [0, 2]
-        assert looked == []
+        assert scanned == []
 
     def test_relative_paths_are_the_same_images(
-        self, tmp_path: Path, looked: list[int], monkeypatch: pytest.MonkeyPatch
+        self, tmp_path: Path, scanned: list[int], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         images = image_set(tmp_path / "set", self.contents)
         scan_set(images)
-        looked.clear()
+        scanned.clear()
         monkeypatch.chdir(tmp_path)
         files = tuple(file.relative_to(tmp_path) for file in images.files)
         scan_set(ImageSet("set", images.classes, images.labels, files))
-        assert looked == []
+        assert scanned == []
 
     @pytest.mark.parametrize("damage", [b"", b"PK\x03\x04 no zip", None])
     def test_a_damaged_memory(
-        self, damage: bytes | None, tmp_path: Path, cache: Path, looked: list[int]
+        self, damage: bytes | None, tmp_path: Path, cache: Path, scanned: list[int]
     ) -> None:
         images = image_set(tmp_path / "set", self.contents)
         scan_set(images)
         (file,) = cache.glob("*.npz")
         file.write_bytes(file.read_bytes()[:-100] if damage is None else damage)
-        looked.clear()
+        scanned.clear()
         assert list(scan_set(images).manifest.bad) == [2]
-        assert len(looked) == 5
+        assert len(scanned) == 5
 
     @pytest.mark.parametrize("what", ["rows", "reasons"])
     def test_another_layout_of_the_memory(self, what: str, tmp_path: Path, cache: Path) -> None:
@@ -166,7 +166,7 @@ class TestMemory:
         monkeypatch.setenv("FASTAUG_CACHE", str(tmp_path / "file"))
         images = image_set(tmp_path / "set", self.contents)
         with caplog.at_level(logging.WARNING, "fastaug"):
-            assert list(scan_images(images, max_bad=0.5).bad) == [2]
+            assert list(scan_and_check(images, max_bad=0.5).bad) == [2]
             mark_bad(images, 0, "broke")
         assert "all of them" not in caplog.messages[0]
         assert "cannot be written" in caplog.messages[1]
@@ -193,23 +193,23 @@ class TestMemory:
         assert scan_set(images, full=True).manifest.bad == {}
 
     def test_ctrl_c_keeps_what_was_seen(
-        self, tmp_path: Path, looked: list[int], monkeypatch: pytest.MonkeyPatch
+        self, tmp_path: Path, scanned: list[int], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         images = image_set(tmp_path / "set", [JPEG] * 100)
-        noted = manifest.look
+        noted = manifest.scan_image
 
-        def interrupted(images: ImageSet, index: int, **options: object) -> look.Look:
+        def interrupted(images: ImageSet, index: int, **options: object) -> image_scan.ImageInfo:
             if index == 70:
                 raise KeyboardInterrupt
             return noted(images, index, **options)
 
         with monkeypatch.context() as patched:
-            patched.setattr(manifest, "look", interrupted)
+            patched.setattr(manifest, "scan_image", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 scan_set(images, workers=1)
-        looked.clear()
+        scanned.clear()
         scan_set(images, workers=1)
-        assert looked == list(range(64, 100))
+        assert scanned == list(range(64, 100))
 
 
 class TestSpans:
@@ -229,11 +229,11 @@ class TestSpans:
     def test_an_image_in_two_parts(self, tmp_path: Path) -> None:
         joint = b"\x0a\x23\xd7\xce"
         parts = (JPEG[:200], JPEG[200 + len(joint) :])
-        images = span_set(tmp_path, list(parts), glue=JPEG[200 : 200 + len(joint)])
+        images = span_set(tmp_path, list(parts), separator=JPEG[200 : 200 + len(joint)])
         (tmp_path / "0.tar").write_bytes(b"".join(parts))
         continued = {0: ((200, len(parts[1])),)}
         spans = Spans(images.spans.shards, np.zeros(1, np.int32), np.zeros(1, np.int64),
-                      np.array([200]), continued, images.spans.glue)  # fmt: skip
+                      np.array([200]), continued, images.spans.separator)  # fmt: skip
         images = ImageSet("x", ("a",), np.zeros(1, np.int64), spans=spans)
         found = scan_set(images, full=True).manifest
         assert found.bad == {}
@@ -252,7 +252,7 @@ class TestPolicy:
         self, images: ImageSet, caplog: pytest.LogCaptureFixture, cache: Path
     ) -> None:
         with caplog.at_level(logging.WARNING, "fastaug"):
-            out = scan_images(images, max_bad=0.02)
+            out = scan_and_check(images, max_bad=0.02)
         assert out.bad == {7: "it is empty", 90: "not an image of a known format"}
         assert len(out) == len(out.manifest.plain) == 100
         assert out.files == images.files
@@ -269,30 +269,30 @@ class TestPolicy:
         ]
         for index in (7, 90):
             images.files[index].write_bytes(JPEG)
-        assert scan_images(images).bad == {}
+        assert scan_and_check(images).bad == {}
         assert not listed.exists()
 
     def test_more_than_the_allowed_share(self, images: ImageSet) -> None:
         with raises(DataError, "2 100 2% --max-bad 1.9% 007.jpg") as raised:
-            scan_images(images, max_bad=0.019)
+            scan_and_check(images, max_bad=0.019)
         assert "python -m fastaug.scan DATA" in str(raised.value)
 
     def test_the_share_itself_is_allowed(self, images: ImageSet) -> None:
         images.files[7].write_bytes(JPEG)
-        assert list(scan_images(images, max_bad=0.01).bad) == [90]
+        assert list(scan_and_check(images, max_bad=0.01).bad) == [90]
 
     def test_none_allowed(self, images: ImageSet) -> None:
         with raises(DataError, "0%"):
-            scan_images(images, max_bad=0)
+            scan_and_check(images, max_bad=0)
 
     def test_none_left(self, tmp_path: Path) -> None:
         images = image_set(tmp_path / "set", [b"", b""])
         with raises(DataError, "2 100%"):
-            scan_images(images, max_bad=1)
+            scan_and_check(images, max_bad=1)
 
     def test_an_array_is_sound(self, tmp_path: Path, cache: Path) -> None:
         array = np.zeros((4, 8, 9, 3), np.uint8)
-        out = scan_images(ImageSet("x", ("a",), np.zeros(4, np.int64), array=array))
+        out = scan_and_check(ImageSet("x", ("a",), np.zeros(4, np.int64), array=array))
         assert out.manifest.sizes.tolist() == [[8, 9]] * 4
         assert out.manifest.sizes.dtype == np.int32
         assert out.manifest.plain.all()
@@ -303,12 +303,12 @@ class TestPolicy:
 
 class TestMarkBad:
     @pytest.mark.parametrize("stored", [image_set, span_set])
-    @pytest.mark.parametrize("surveyed", [True, False])
-    def test_the_next_survey_leaves_it_out(
-        self, stored: Callable, surveyed: bool, tmp_path: Path
+    @pytest.mark.parametrize("scanned_before", [True, False])
+    def test_the_next_scan_leaves_it_out(
+        self, stored: Callable, scanned_before: bool, tmp_path: Path
     ) -> None:
         images = stored(tmp_path / "set", [JPEG, b"", JPEG, JPEG])
-        if surveyed:
+        if scanned_before:
             scan_set(images)
         mark_bad(images, 2, "DALI: failed\nin two lines")
         for full in (False, True):
@@ -362,7 +362,7 @@ class TestBar:
         scan_set(image_set(tmp_path / "set", [JPEG] * 40))
         out, err = capfd.readouterr()
         assert out == ""
-        assert ("looking at images" in err) == (seconds > 0)
+        assert ("scanning images" in err) == (seconds > 0)
 
 
 def test_pillow_does_not_warn_of_large_images(tmp_path: Path) -> None:

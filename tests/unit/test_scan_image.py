@@ -1,4 +1,4 @@
-"""A look at an image: what is bad, and what DALI may decode. Oracles: Pillow and DALI."""
+"""The scan of an image: what is bad, and what DALI may decode. Oracles: Pillow and DALI."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from image_sets import JPEG, PNG, RGB, RNG, image_set
 from mutants import chunk, encode, photo, png, whole_images, with_thumbnail
 from PIL import Image
 
-from fastaug.data import scan_image as look
+from fastaug.data import scan_image as image_scan
 from fastaug.data.image_set import ImageSet
 from fastaug.data.scan import scan_set
-from fastaug.data.scan_image import Budget
+from fastaug.data.scan_image import MemoryBudget
 from fastaug.errors import DataError
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -86,7 +86,7 @@ class TestWhatIsBad:
 
     def test_a_stream_that_only_zlib_refuses(self) -> None:
         with raises(DataError):
-            look._inflated_size(zlib.compress(bytes(999))[:-4] + b"abcd")
+            image_scan._inflated_size(zlib.compress(bytes(999))[:-4] + b"abcd")
 
     def test_what_is_no_file(self, tmp_path: Path) -> None:
         images = image_set(tmp_path, {"a.jpg": JPEG, "b.jpg": JPEG, "c.jpg": JPEG, "d.jpg": JPEG})
@@ -118,7 +118,7 @@ class TestWhatIsBad:
             sizes = scan_set(images, full=full).manifest.sizes
             assert sizes.tolist() == [[height, width] for height, width, _ in expected]
 
-    def test_a_quick_look_does_not_read_the_pixels(
+    def test_a_quick_scan_does_not_read_the_pixels(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         read: list[int] = []
@@ -247,9 +247,9 @@ def decode_with_dali(contents: list[bytes]) -> list[np.ndarray]:
     return [np.array(out.at(i)) for i in range(len(contents))]
 
 
-class TestBudget:
+class TestMemoryBudget:
     def test_it_is_never_exceeded(self) -> None:
-        budget, held, most = Budget(100), [], []
+        budget, held, most = MemoryBudget(100), [], []
 
         def work(count: int) -> None:
             with budget.hold(count):
@@ -267,7 +267,7 @@ class TestBudget:
         assert 60 < max(most) <= 100
 
     def test_one_that_needs_more_goes_alone(self) -> None:
-        budget = Budget(100)
+        budget = MemoryBudget(100)
         with budget.hold(500):
             other = threading.Thread(target=lambda: budget.hold(1).__enter__(), daemon=True)
             other.start()
@@ -277,7 +277,7 @@ class TestBudget:
         assert not other.is_alive()
 
     def test_an_error_gives_it_back(self) -> None:
-        budget = Budget(100)
+        budget = MemoryBudget(100)
         with pytest.raises(ValueError, match="x"), budget.hold(100):
             raise ValueError("x")
         with budget.hold(100):

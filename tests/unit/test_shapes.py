@@ -119,7 +119,8 @@ def test_cache_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_two_processes_make_one_whole_set(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
     makers = [
-        context.Process(target=shapes._make_whole, args=(tmp_path / "set", SMALL)) for _ in range(2)
+        context.Process(target=shapes._make_atomically, args=(tmp_path / "set", SMALL))
+        for _ in range(2)
     ]
     for maker in makers:
         maker.start()
@@ -142,7 +143,7 @@ def test_loser_of_the_race_uses_the_set_of_the_winner(
         (root / "winner").touch()
 
     monkeypatch.setattr(shapes, "_write_images", overtaken)
-    shapes._make_whole(root, SMALL)
+    shapes._make_atomically(root, SMALL)
     assert (root / "winner").exists()
     assert [path.name for path in tmp_path.iterdir()] == ["set"]
 
@@ -170,7 +171,7 @@ def test_interrupted_maker_leaves_nothing(
 def test_killed_maker_leaves_no_half_set(tmp_path: Path) -> None:
     root = tmp_path / "set"
     maker = multiprocessing.get_context("fork").Process(
-        target=shapes._make_whole, args=(root, {"train": 10_000, "test": 1})
+        target=shapes._make_atomically, args=(root, {"train": 10_000, "test": 1})
     )
     maker.start()
     deadline = time.monotonic() + 60
@@ -180,7 +181,7 @@ def test_killed_maker_leaves_no_half_set(tmp_path: Path) -> None:
     maker.join()
     assert any(tmp_path.rglob("*.jpg"))
     assert not root.exists()
-    shapes._make_whole(root, SMALL)
+    shapes._make_atomically(root, SMALL)
     assert len(contents(root)) == 50
 
 

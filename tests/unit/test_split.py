@@ -103,7 +103,7 @@ def test_images_in_shards_are_split_with_all_of_their_parts(tmp_path: Path) -> N
         offset=np.array([0, 2, 4, 6], np.int64),
         size=np.array([2, 2, 2, 2], np.int64),
         continued={1: ((8, 1),), 3: ((9, 1),)},
-        glue=b"-",
+        separator=b"-",
     )
     images = ImageSet("spans", ("a", "b"), np.array([0, 1, 0, 1]), spans=spans)
     train, held = split_training(images, validation=0.5, train_images=0)

@@ -17,13 +17,13 @@ def test_ranges_on_a_gpu_are_nvtx_s_too(monkeypatch: pytest.MonkeyPatch) -> None
     calls: list[str] = []
     monkeypatch.setattr(torch.cuda.nvtx, "range_push", calls.append)
     monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: calls.append("pop"))
-    ranges.listen(cuda=True)
+    ranges.start_tracing(cuda=True)
     try:
-        with pytest.raises(KeyError), ranges.named("optimizer"), ranges.named("ema"):
+        with pytest.raises(KeyError), ranges.trace_range("optimizer"), ranges.trace_range("ema"):
             raise KeyError
     finally:
-        ranges.stop_listening()
-    with ranges.named("forward"):
+        ranges.stop_tracing()
+    with ranges.trace_range("forward"):
         pass
     assert calls == ["optimizer", "ema", "pop", "pop"]
 
@@ -32,15 +32,19 @@ def test_a_worker_writes_its_ranges(tmp_path: Path) -> None:
     file = tmp_path / "spans"
     file.touch()
     before = time.perf_counter_ns()
-    ranges.write_to(str(file))
+    ranges.start_worker_tracing(str(file))
     try:
-        with pytest.raises(KeyError), ranges.named("wait for data"), ranges.named("decode"):
+        with (
+            pytest.raises(KeyError),
+            ranges.trace_range("wait for data"),
+            ranges.trace_range("decode"),
+        ):
             raise KeyError
     finally:
-        ranges.write_to(None)
-    with ranges.named("forward"):
+        ranges.start_worker_tracing(None)
+    with ranges.trace_range("forward"):
         pass
-    inner, outer = ranges.read_spans(str(file))
+    inner, outer = ranges.read_worker_ranges(str(file))
     assert (inner.name, outer.name) == ("decode", "wait for data")
     assert inner.process == outer.process == os.getpid()
     times = [before, outer.start, inner.start, inner.end, outer.end, time.perf_counter_ns()]
@@ -48,7 +52,9 @@ def test_a_worker_writes_its_ranges(tmp_path: Path) -> None:
 
 
 def test_a_worker_that_starts_after_the_trace_was_written(tmp_path: Path) -> None:
-    ranges.listen(cuda=False)
-    ranges.write_to(str(tmp_path / "gone"))
-    assert ranges.named("decode") is ranges.named("views")  # off, whatever it was forked with
+    ranges.start_tracing(cuda=False)
+    ranges.start_worker_tracing(str(tmp_path / "gone"))
+    assert ranges.trace_range("decode") is ranges.trace_range(
+        "views"
+    )  # off, whatever it was forked with
     assert list(tmp_path.iterdir()) == []

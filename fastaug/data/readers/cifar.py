@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 in their python format, read as data: no pickle runs."""
+"""CIFAR-10 and CIFAR-100 in their python format: a folder or the .tar.gz, without unpickling."""
 
 from __future__ import annotations
 
@@ -6,47 +6,74 @@ import gzip
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, NamedTuple, cast
 
 import numpy as np
 
-from fastaug.data.image_set import ImageSet
+from fastaug.data.image_set import ImageSet, Split
 from fastaug.data.readers.plain_pickle import read_plain_pickle
 from fastaug.errors import DataError, first_line
 
-ARCHIVES = ("cifar-10-python.tar.gz", "cifar-100-python.tar.gz")
-# folder -> files of each split, label key, file and key of the class names
-_LAYOUTS = {
-    "cifar-10-batches-py": (
-        {"train": [f"data_batch_{i}" for i in range(1, 6)], "test": ["test_batch"]},
-        "labels",
-        ("batches.meta", "label_names"),
-    ),
-    "cifar-100-python": (
-        {"train": ["train"], "test": ["test"]},
-        "fine_labels",
-        ("meta", "fine_label_names"),
-    ),
-}
+DESCRIPTION = "CIFAR's cifar-10-python.tar.gz or cifar-100-python.tar.gz, packed or unpacked"
 _MAX_FILE = 2**28  # bytes; CIFAR-100's train file has 155 MB
 _MAX_ARCHIVE = 2**29  # bytes unpacked; both archives have 186 MB
 _MAX_MEMBERS = 1000
-_MAX_HEADERS = 2**22  # bytes of all of them; tarfile reads what one claims into memory
+_MAX_HEADERS = 2**22  # bytes of all headers; tarfile reads as much into memory as one claims
 _STEP = 2**20
 _MAX_CLASSES = 1000
 _GZIP = b"\x1f\x8b"
 
 
-def cifar_folder(path: Path) -> Path | None:
-    """The folder of CIFAR's files, if path is it or holds it."""
-    for name, (_, _, (meta, _)) in _LAYOUTS.items():
-        for folder in (path / name, path):
-            if (folder / meta).is_file():
-                return folder
+class _Layout(NamedTuple):
+    """File names and keys of one of the two data sets."""
+
+    folder: str
+    files: dict[Split, list[str]]
+    label_key: str
+    meta_file: str
+    names_key: str
+    """Key of the class names in the meta file."""
+
+
+_LAYOUTS = (
+    _Layout(
+        "cifar-10-batches-py",
+        {"train": [f"data_batch_{i}" for i in range(1, 6)], "test": ["test_batch"]},
+        "labels",
+        "batches.meta",
+        "label_names",
+    ),
+    _Layout(
+        "cifar-100-python",
+        {"train": ["train"], "test": ["test"]},
+        "fine_labels",
+        "meta",
+        "fine_label_names",
+    ),
+)
+
+
+def matches(path: Path) -> bool:
+    if path.is_dir():
+        return _find_folder(path) is not None
+    return path.name.endswith((".tar.gz", ".tgz", ".tar"))
+
+
+def open_split(path: Path, split: Split) -> ImageSet:
+    found = _find_folder(path) if path.is_dir() else None
+    return _open_archive(path, split) if found is None else _open_folder(*found, split)
+
+
+def _find_folder(path: Path) -> tuple[Path, _Layout] | None:
+    """The folder with CIFAR's files, which is the path or in it, and its layout."""
+    for layout in _LAYOUTS:
+        for folder in (path / layout.folder, path):
+            if (folder / layout.meta_file).is_file():
+                return folder, layout
     return None
 
 
-def read_cifar(folder: Path, split: str) -> ImageSet:
+def _open_folder(folder: Path, layout: _Layout, split: Split) -> ImageSet:
     def read(name: str) -> bytes:
         file = folder / name
         if not file.is_file():
@@ -55,57 +82,61 @@ def read_cifar(folder: Path, split: str) -> ImageSet:
             raise DataError(f"{file}: too large for a file of CIFAR ({size} bytes)")
         return file.read_bytes()
 
-    layout = next(name for name, (_, _, (meta, _)) in _LAYOUTS.items() if (folder / meta).is_file())
     return _assemble(f"{folder} ({split})", layout, split, read)
 
 
-def read_cifar_tar(path: Path, split: str) -> ImageSet:
-    """From the archive, without unpacking it to disk."""
+def _open_archive(path: Path, split: Split) -> ImageSet:
+    """Reads the archive in one pass, without unpacking it to disk."""
     wanted = {
-        f"{layout}/{file}"
-        for layout, (splits, _, (meta, _)) in _LAYOUTS.items()
-        for file in (*splits[split], meta)
+        f"{layout.folder}/{file}"
+        for layout in _LAYOUTS
+        for file in (*layout.files[split], layout.meta_file)
     }
     try:
         with path.open("rb") as file:
             is_packed = file.read(2) == _GZIP
             file.seek(0)
             unpacked = cast(IO[bytes], gzip.GzipFile(fileobj=file)) if is_packed else file
-            names, contents = _members(path, _Unpacked(path, unpacked), wanted)
+            names, contents = _read_members(path, _ArchiveStream(path, unpacked), wanted)
     except DataError:
         raise
     except Exception as error:  # hostile headers raise almost anything in tarfile and gzip
         reason = first_line(error)
         raise DataError(f"{path}: not a readable tar archive ({reason})") from error
-    layout = next((name for name in _LAYOUTS if any(n.startswith(f"{name}/") for n in names)), None)
+    folders = {name.partition("/")[0] for name in names if "/" in name}
+    layout = next((layout for layout in _LAYOUTS if layout.folder in folders), None)
     if layout is None:
+        expected = " or ".join(layout.folder for layout in _LAYOUTS)
         raise DataError(
-            f"{path}: not CIFAR's layout; expected {' or '.join(_LAYOUTS)} inside, "
+            f"{path}: not CIFAR's layout; expected {expected} inside, "
             f"found {', '.join(sorted(names)[:3]) or 'nothing'}"
         )
 
     def read(name: str) -> bytes:
-        if f"{layout}/{name}" not in contents:
-            raise DataError(f"{path}: {layout}/{name} is missing from the archive")
-        return contents[f"{layout}/{name}"]
+        member = f"{layout.folder}/{name}"
+        if member not in contents:
+            raise DataError(f"{path}: {member} is missing from the archive")
+        return contents[member]
 
     return _assemble(f"{path} ({split})", layout, split, read)
 
 
-def _members(path: Path, file: _Unpacked, wanted: set[str]) -> tuple[list[str], dict[str, bytes]]:
-    """The names in the archive, and the contents of those that are wanted, in one pass."""
+def _read_members(
+    path: Path, file: _ArchiveStream, wanted: set[str]
+) -> tuple[list[str], dict[str, bytes]]:
+    """All names in the archive, and the contents of the wanted ones."""
     names: list[str] = []
     contents: dict[str, bytes] = {}
     with tarfile.TarFile(fileobj=file) as archive:  # type: ignore[arg-type]
         while (member := archive.next()) is not None:
-            archive.members.clear()  # type: ignore[attr-defined]  # or it keeps them all
+            archive.members.clear()  # type: ignore[attr-defined]  # it would keep them all
             name = member.name.removeprefix("./")
             names.append(name[:200])
             if len(names) > _MAX_MEMBERS:
                 raise DataError(f"{path}: more than {_MAX_MEMBERS} members; this is not CIFAR")
             if name not in wanted:
                 continue
-            # A link could name any file of this machine.
+            # A link could point to any file on this machine.
             if not member.isreg() or member.issparse():
                 raise DataError(f"{path}: {name} is not a plain file in the archive")
             if name in contents:
@@ -113,12 +144,12 @@ def _members(path: Path, file: _Unpacked, wanted: set[str]) -> tuple[list[str], 
             if not 0 <= member.size <= _MAX_FILE:
                 raise DataError(f"{path}: {name} is too large ({member.size} bytes)")
             file.seek(member.offset_data)
-            contents[name] = file.read_whole(member.size)
+            contents[name] = file.read_content(member.size)
     return names, contents
 
 
-class _Unpacked:
-    """What tarfile sees of an archive: forward only, small headers, and an end to it all."""
+class _ArchiveStream:
+    """The archive as tarfile sees it: forward only, with bounded headers and bounded total size."""
 
     def __init__(self, path: Path, file: IO[bytes]) -> None:
         self._path, self._file = path, file
@@ -140,8 +171,8 @@ class _Unpacked:
             raise DataError(f"{self._path}: headers of {self._headers} bytes; this is not CIFAR")
         return self._next(size)
 
-    def read_whole(self, size: int) -> bytes:
-        """The content of a member. It grows as it comes: a size is only a claim."""
+    def read_content(self, size: int) -> bytes:
+        """The content of a member, read in steps: its size is only a claim."""
         parts = []
         while size and (part := self._next(min(size, _STEP))):
             parts.append(part)
@@ -160,18 +191,18 @@ class _Unpacked:
         return content
 
 
-def _assemble(name: str, layout: str, split: str, read: Callable[[str], bytes]) -> ImageSet:
-    splits, label_key, (meta, names_key) = _LAYOUTS[layout]
-    classes = _names(name, _field(name, _unpickle(name, read(meta)), names_key))
+def _assemble(name: str, layout: _Layout, split: Split, read: Callable[[str], bytes]) -> ImageSet:
+    meta = _unpickle(name, read(layout.meta_file))
+    classes = _class_names(name, _field(name, meta, layout.names_key))
     images, labels = [], []
-    for file in splits[split]:
+    for file in layout.files[split]:
         content = _unpickle(f"{name}: {file}", read(file))
         pixels = _field(name, content, "data")
         shape = list(pixels.shape) if isinstance(pixels, np.ndarray) else type(pixels).__name__
         if not isinstance(pixels, np.ndarray) or pixels.ndim != 2 or pixels.shape[1] != 3072:
             raise DataError(f"{name}: {file} must hold uint8 [N, 3072], got {shape}")
         images.append(pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
-        labels.append(_numbers(f"{name}: {file}", _field(name, content, label_key)))
+        labels.append(_labels(f"{name}: {file}", _field(name, content, layout.label_key)))
     array, label_array = np.ascontiguousarray(np.concatenate(images)), np.concatenate(labels)
     in_range = (label_array >= 0) & (label_array < len(classes))
     if len(array) != len(label_array) or not in_range.all():
@@ -187,10 +218,10 @@ def _field(name: str, content: Any, key: str) -> Any:
     return values[key]
 
 
-# Lists in lists, each ten times the one before, would be text or an array without end.
+# Only flat lists: nested ones, each ten times the one before, would expand without end.
 
 
-def _names(name: str, values: Any) -> tuple[str, ...]:
+def _class_names(name: str, values: Any) -> tuple[str, ...]:
     if not isinstance(values, list) or not all(isinstance(v, (str, bytes)) for v in values):
         raise DataError(f"{name}: the class names must be a list of texts")
     if len(values) > _MAX_CLASSES:
@@ -198,8 +229,8 @@ def _names(name: str, values: Any) -> tuple[str, ...]:
     return tuple(map(_text, values))
 
 
-def _numbers(name: str, values: Any) -> np.ndarray:
-    """[N] int64. A label beyond that is none."""
+def _labels(name: str, values: Any) -> np.ndarray:
+    """[N] int64; -1 for a label that no class can have."""
     if not isinstance(values, list) or not all(type(v) is int for v in values):
         raise DataError(f"{name}: the labels must be a list of whole numbers")
     return np.array([v if 0 <= v < _MAX_CLASSES else -1 for v in values], np.int64)

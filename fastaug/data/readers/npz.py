@@ -1,7 +1,7 @@
-"""The arrays of an .npz, with every claim of size checked before memory is given to it.
+"""NumPy archives: one .npz with images and labels, and with or without a test set.
 
-np.load believes the header of an array (terabytes), the length of that header (4 GiB) and the zip,
-and raises MemoryError or takes all there is.
+np.load trusts an array's header (terabytes), the length of that header (4 GiB) and the zip, and
+raises MemoryError or takes all memory. Here every claimed size is checked before it is allocated.
 """
 
 from __future__ import annotations
@@ -17,24 +17,107 @@ from typing import IO
 
 import numpy as np
 
-from fastaug.errors import DataError, first_line
+from fastaug.data.image_set import ImageSet, Split
+from fastaug.data.split import held_out
+from fastaug.errors import DataError, few, first_line
 from fastaug.runtime.device import memory_bound
 
+DESCRIPTION = "an .npz with images and labels"
+_NAMES = {
+    "train": (("train_images", "train_labels"), ("x_train", "y_train"), ("images", "labels")),
+    "test": (
+        ("test_images", "test_labels"),
+        ("x_test", "y_test"),
+        ("val_images", "val_labels"),
+    ),
+}
+_TEST_SHARE = 0.1
+"""Share of each class that is held out as the test set of an .npz without one."""
+_MAX_CLASSES = 2**20  # a label of 2**62 would need as many class names
 _MAX_HEADER = 10_000  # characters, as numpy allows
 _STEP = 2**20
-_KINDS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # what numpy writes
+_COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # those that numpy writes
 
 
-class NpzFile:
-    """Arrays by name, read when they are asked for; together they have a third of the memory."""
+def matches(path: Path) -> bool:
+    return path.suffix == ".npz" and not path.is_dir()
+
+
+def open_split(path: Path, split: Split) -> ImageSet:
+    with _open_archive(path) as archive:
+        image_name, label_name, has_no_test = _array_names(path, archive, split)
+        images, labels = archive.read(image_name), archive.read(label_name)
+        # The training labels define the classes of both splits.
+        train_labels = archive.read(_array_names(path, archive, "train")[1])
+        names = archive.read("classes") if "classes" in archive else None
+    is_integer = np.issubdtype(train_labels.dtype, np.integer)
+    count = (int(train_labels.max(initial=0)) if is_integer else 0) + 1
+    if names is not None:
+        count = names.size
+    if count > _MAX_CLASSES or (names is not None and names.ndim != 1):
+        raise DataError(f"{path}: {count} classes; {_MAX_CLASSES} in one row are the most")
+    classes = tuple(map(str, range(count) if names is None else names))
+    images = _check_images(path, images)
+    labels = _check_labels(path, labels, len(images))
+    if len(labels) and not 0 <= labels.min() <= labels.max() < len(classes):
+        raise DataError(
+            f"{path}: {split} labels must be 0 to {len(classes) - 1}, as in training; "
+            f"got {labels.min()} to {labels.max()}"
+        )
+    if has_no_test:
+        keep = held_out(labels, _TEST_SHARE) == (split == "test")
+        images, labels = images[keep], labels[keep]
+    return ImageSet(f"{path} ({split})", classes, labels, array=images)
+
+
+def _check_images(path: Path, images: np.ndarray) -> np.ndarray:
+    """[N, H, W, 3] uint8; gray images get three equal channels."""
+    if images.ndim == 3 or (images.ndim == 4 and images.shape[-1] == 1):
+        images = np.repeat(images.reshape(*images.shape[:3], 1), 3, axis=-1)
+    has_no_pixels = len(images) > 0 and images.size == 0
+    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[-1] != 3 or has_no_pixels:
+        raise DataError(
+            f"{path}: images must be uint8 of shape [N, H, W, 3] or [N, H, W], "
+            f"got {images.dtype} of shape {list(images.shape)}"
+        )
+    return images
+
+
+def _check_labels(path: Path, labels: np.ndarray, count: int) -> np.ndarray:
+    """[N] int64."""
+    labels = labels.reshape(-1) if labels.ndim == 2 and labels.shape[1] == 1 else labels
+    if labels.shape != (count,) or not np.issubdtype(labels.dtype, np.integer):
+        raise DataError(
+            f"{path}: labels must be integers of shape [{count}], one for each image, "
+            f"got {labels.dtype} of shape {list(labels.shape)}"
+        )
+    return labels.astype(np.int64)
+
+
+def _array_names(path: Path, archive: _Archive, split: Split) -> tuple[str, str, bool]:
+    """Names of the images and labels, and whether the test set must be held out of them."""
+    for images, labels in _NAMES[split]:
+        if images in archive and labels in archive:
+            return images, labels, not any(name in archive for name, _ in _NAMES["test"])
+    if split == "test":
+        return _array_names(path, archive, "train")
+    takes = ", ".join("/".join(pair) for pairs in _NAMES.values() for pair in pairs)
+    raise DataError(
+        f"{path}: no arrays of images and labels; it has {few(archive.names)} and "
+        f"needs one of {takes}"
+    )
+
+
+class _Archive:
+    """Arrays by name, read on demand; together they may take a third of the machine's memory."""
 
     def __init__(self, path: Path, archive: zipfile.ZipFile) -> None:
         self._path, self._zip = path, archive
-        self._left = memory_bound()
+        self._bytes_left = memory_bound()
         entries = archive.infolist()
         self._entries = {entry.filename.removesuffix(".npy"): entry for entry in entries}
         if len(self._entries) < len(entries):
-            raise self._wrong("two arrays have one name")
+            raise self._error("two arrays have one name")
 
     def __contains__(self, name: str) -> bool:
         return name in self._entries
@@ -45,32 +128,32 @@ class NpzFile:
 
     def read(self, name: str) -> np.ndarray:
         entry = self._entries[name]
-        if entry.compress_type not in _KINDS:
-            raise self._wrong(f"{name} is packed in a way that numpy does not use")
+        if entry.compress_type not in _COMPRESSIONS:
+            raise self._error(f"{name} is packed in a way that numpy does not use")
         with self._zip.open(entry) as file:
-            shape, by_columns, dtype = _header(file)
+            shape, by_columns, dtype = _read_header(file)
             if dtype.hasobject:
-                raise self._wrong(f"{name} holds Python objects, which only a pickle could give")
+                raise self._error(f"{name} holds Python objects, which only a pickle could give")
             size = math.prod(shape) * dtype.itemsize
             if size != entry.file_size - file.tell():
-                raise self._wrong(f"{name} claims {size} bytes, and the zip has another number")
-            # Grey images become color ones.
-            self._left -= size * (3 if len(shape) == 3 or shape[3:] == (1,) else 1)
-            if self._left < 0:
-                raise self._wrong(
+                raise self._error(f"{name} claims {size} bytes, and the zip has another number")
+            # Gray images get three channels.
+            self._bytes_left -= size * (3 if len(shape) == 3 or shape[3:] == (1,) else 1)
+            if self._bytes_left < 0:
+                raise self._error(
                     f"with {name} of {size} bytes it takes over a third of the memory"
                 )
-            return _content(file, shape, by_columns, dtype)
+            return _read_array(file, shape, by_columns, dtype)
 
-    def _wrong(self, what: str) -> DataError:
-        return DataError(f"{self._path}: not a readable .npz ({what})")
+    def _error(self, reason: str) -> DataError:
+        return DataError(f"{self._path}: not a readable .npz ({reason})")
 
 
 @contextmanager
-def open_npz(path: Path) -> Iterator[NpzFile]:
+def _open_archive(path: Path) -> Iterator[_Archive]:
     try:
         with zipfile.ZipFile(path) as archive:
-            yield NpzFile(path, archive)
+            yield _Archive(path, archive)
     except DataError:
         raise
     except Exception as error:  # a damaged zip or header raises almost anything; MemoryError too
@@ -78,8 +161,8 @@ def open_npz(path: Path) -> Iterator[NpzFile]:
         raise DataError(f"{path}: not a readable .npz ({reason})") from error
 
 
-def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
-    """Shape, whether columns come first, and type. Python's own parser of literals reads it."""
+def _read_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
+    """Shape, whether the order is by columns, and dtype. numpy parses it as a Python literal."""
     start = file.read(8)
     version = np.lib.format.read_magic(io.BytesIO(start))
     form = "<H" if version == (1, 0) else "<I"
@@ -93,18 +176,18 @@ def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
     return np.lib.format.read_array_header_2_0(text)
 
 
-def _content(
+def _read_array(
     file: IO[bytes], shape: tuple[int, ...], by_columns: bool, dtype: np.dtype
 ) -> np.ndarray:
-    """Filled as it comes: of what a zip only claims, no page is touched."""
+    """Filled as bytes arrive, so that no page is touched for bytes that a zip only claims."""
     array = np.empty(math.prod(shape), dtype)
-    content, place = memoryview(array.view(np.uint8).data) if array.size else memoryview(b""), 0
-    while place < len(content):
-        part = file.read(min(_STEP, len(content) - place))
+    content, position = memoryview(array.view(np.uint8).data) if array.size else memoryview(b""), 0
+    while position < len(content):
+        part = file.read(min(_STEP, len(content) - position))
         if not part:
             raise EOFError("it ends within an array")
-        content[place : place + len(part)] = part
-        place += len(part)
-    if file.read(1):  # also has the zip compare its check sum
+        content[position : position + len(part)] = part
+        position += len(part)
+    if file.read(1):  # the read at the end also makes the zip compare its checksum
         raise ValueError("more than an array")
     return array.reshape(shape, order="F" if by_columns else "C")

@@ -1,7 +1,7 @@
-"""Pickles of plain values and arrays of bytes, read without calling anything that they name.
+"""A reader for pickles of plain values and uint8 arrays that never calls what they name.
 
-An unpickler with a list of allowed classes is not enough: numpy's dtype takes any state, and one
-that is forged turns bytes into pointers. Here numpy's names only label what follows them.
+An unpickler with a list of allowed classes is not enough: numpy's dtype accepts any state, and a
+forged one turns bytes into pointers. Here numpy's names only label the data that follows.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ import numpy as np
 from fastaug.errors import DataError, first_line
 
 _MAX_OPS = 2**21
-"""CIFAR-100's train file takes some 300,000; of each a hostile file can make a hundred bytes."""
+"""CIFAR-100's train file has about 300,000; a hostile file can make a hundred bytes of each."""
 
 
 class _Name(NamedTuple):
-    """What a pickle would import."""
+    """A name that a pickle would import."""
 
     text: str
 
 
-class _Made(NamedTuple):
-    """What a pickle would get from a call: the name, the arguments, and the state set later."""
+class _Call(NamedTuple):
+    """A call that a pickle would make: name, arguments, and the state set afterwards."""
 
     name: str
     args: tuple
@@ -60,9 +60,9 @@ _TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
 
 def read_plain_pickle(content: bytes) -> Any:
-    """The value: dicts with text for keys, lists, tuples, numbers, text, uint8 arrays.
+    """The value: dicts with text keys, lists, tuples, numbers, text, uint8 arrays.
 
-    A DataError for anything else, and for what is torn.
+    Raises DataError for anything else and for damaged pickles.
     """
     try:
         return _run(content)
@@ -104,7 +104,7 @@ def _run(content: bytes) -> Any:
 
 
 def _build(name: str, arg: Any, stack: list[Any]) -> None:
-    """The instructions that take values from the stack and put one back."""
+    """Instructions that take values from the stack and push one."""
     if name in _TUPLES:
         items = stack[-_TUPLES[name] :]
         del stack[-_TUPLES[name] :]
@@ -120,7 +120,7 @@ def _build(name: str, arg: Any, stack: list[Any]) -> None:
         if name == "DICT":
             stack.append({})
         for key, value in zip(items[::2], items[1::2], strict=True):
-            # Tuples of tuples, each twice the one before, have a hash that is never ready.
+            # Hashing nested tuples, each twice the one before, would never end.
             _expect(key, (str, bytes))
             _expect(stack[-1], dict)[key] = value
     elif name in ("GLOBAL", "STACK_GLOBAL"):
@@ -134,7 +134,7 @@ def _build(name: str, arg: Any, stack: list[Any]) -> None:
         stack.append(_call(_expect(stack.pop(), _Name).text, args))
     elif name == "BUILD":
         state = _expect(stack.pop(), tuple)
-        _expect(stack[-1], _Made).state[:] = state
+        _expect(stack[-1], _Call).state[:] = state
     else:
         raise DataError(f"an instruction that CIFAR does not need ({name})")
 
@@ -158,22 +158,22 @@ def _call(name: str, args: tuple) -> Any:
         if encoding != "latin1":
             raise DataError(f"it asks for the encoding {str(encoding)[:20]!r}")
         return _expect(text, str).encode("latin-1")
-    return _Made(name, args, [])
+    return _Call(name, args, [])
 
 
 def _finished(value: Any) -> Any:
-    """The value, or the dict of them, with its arrays in place of what describes them."""
+    """The value, or the dict of values, with calls of numpy replaced by their arrays."""
     if isinstance(value, dict):
-        return {key: _array(v) if isinstance(v, _Made) else v for key, v in value.items()}
-    return _array(value) if isinstance(value, _Made) else value
+        return {key: _array(v) if isinstance(v, _Call) else v for key, v in value.items()}
+    return _array(value) if isinstance(value, _Call) else value
 
 
-def _array(made: _Made) -> np.ndarray:
-    """The array of bytes that numpy would have set up from this state."""
-    if made.name not in _RECONSTRUCT or len(made.state) != 5:
+def _array(call: _Call) -> np.ndarray:
+    """The uint8 array that numpy would build from this state."""
+    if call.name not in _RECONSTRUCT or len(call.state) != 5:
         raise DataError("an array that is not stored as numpy does")
-    _, shape, dtype, by_columns, content = made.state
-    if _expect(dtype, _Made).name != _DTYPE or dtype.args[:1] not in (("u1",), (b"u1",)):
+    _, shape, dtype, by_columns, content = call.state
+    if _expect(dtype, _Call).name != _DTYPE or dtype.args[:1] not in (("u1",), (b"u1",)):
         raise DataError("an array of another type than uint8")
     sizes = [_expect(size, int) for size in _expect(shape, tuple)]
     flat = np.frombuffer(_expect(content, bytes), np.uint8)

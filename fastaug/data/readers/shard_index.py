@@ -1,4 +1,4 @@
-"""Where the images of a shard are, found once and kept for later runs."""
+"""Index of a shard: label and place of each image, found once and cached for later runs."""
 
 from __future__ import annotations
 
@@ -11,91 +11,91 @@ from pathlib import Path
 import numpy as np
 
 from fastaug.data.array_cache import load_arrays, store_arrays
-from fastaug.data.readers.shard import Record, Shard
+from fastaug.data.readers.shard_file import Record, Shard
 from fastaug.errors import DataError
 from fastaug.runtime.cache import cache_dir
 
 VERSION = 1
-"""Part of an index's name: a change of what is found takes a new one."""
+"""Part of the cache file's name; increase it when the content changes."""
 
 MAX_IMAGE = 2**30  # bytes; 180 megapixels of 16-bit color, stored raw, are 1.08e9
 
 
 @dataclass(frozen=True)
 class ShardIndex:
-    """Where the N images of a shard are."""
+    """Labels and places of the N images of a shard."""
 
     label: np.ndarray
-    """[N] int64, as the shard has them."""
+    """[N] int64, as stored in the shard."""
     offset: np.ndarray
     """[N] int64."""
     size: np.ndarray
     """[N] int64."""
     continued: np.ndarray
-    """[M, 3] int64: image, offset and size of each further part."""
+    """[M, 3] int64: image, offset and size of every part after an image's first."""
 
     def fits(self, shard_size: int) -> bool:
-        """Whether it can be the index of a shard of this size."""
+        """Whether this can be the index of a shard of this size; a cache file may be damaged."""
         columns = (self.label, self.offset, self.size)
         if any(a.dtype != np.int64 or a.shape != self.label.shape for a in columns):
             return False
-        further = self.continued
-        if self.label.ndim != 1 or further.dtype != np.int64 or further.shape[1:] != (3,):
+        rest = self.continued
+        if self.label.ndim != 1 or rest.dtype != np.int64 or rest.shape[1:] != (3,):
             return False
-        offset = np.concatenate([self.offset, further[:, 1]])
-        size = np.concatenate([self.size, further[:, 2]])
+        offset = np.concatenate([self.offset, rest[:, 1]])
+        size = np.concatenate([self.size, rest[:, 2]])
         inside = (offset >= 0) & (size >= 0) & (size <= MAX_IMAGE) & (offset <= shard_size - size)
-        image = further[:, 0]
+        image = rest[:, 0]
         return bool(inside.all() and (image >= 0).all() and (image < len(self.label)).all())
 
 
-def kept_index(path: Path) -> ShardIndex | None:
-    """The index of an earlier run, if it is whole and the shard has not changed since."""
-    arrays = load_arrays(_place(path)) or {}
+def load_index(path: Path) -> ShardIndex | None:
+    """The cached index, unless it is damaged or the shard has changed since."""
+    arrays = load_arrays(_cache_file(path)) or {}
     try:
         status = path.stat()
         if arrays.pop("shard").tolist() == [status.st_size, status.st_mtime_ns]:
             index = ShardIndex(**arrays)
             return index if index.fits(status.st_size) else None
-    except (OSError, KeyError, TypeError):  # a shard that is gone, arrays of another kind
+    except (OSError, KeyError, TypeError):  # no such shard, unexpected arrays
         pass
     return None
 
 
 def make_index(path: Path, read: Callable[[Shard], Iterator[Record]]) -> ShardIndex:
-    """Find the images of a shard with the reader of its format."""
+    """Index a shard with the reader of its format, and cache the result."""
     with Shard(path) as shard:
         index = _find(shard, read)
         state = np.array([shard.size, shard.mtime_ns])
-    store_arrays(_place(path), shard=state, **vars(index))
+    store_arrays(_cache_file(path), shard=state, **vars(index))
     return index
 
 
-def _place(path: Path) -> Path:
+def _cache_file(path: Path) -> Path:
     digest = hashlib.sha256(os.fsencode(path.absolute())).hexdigest()[:32]
     return cache_dir() / "indexes" / f"{digest}-v{VERSION}.npz"
 
 
 def _find(shard: Shard, read: Callable[[Shard], Iterator[Record]]) -> ShardIndex:
     images: list[tuple[int, int, int]] = []
-    further: list[tuple[int, int, int]] = []
+    rest: list[tuple[int, int, int]] = []
     for number, (label, parts) in enumerate(read(shard)):
         _check(shard, label, parts)
         images.append((label, *parts[0]))
-        further += [(number, *part) for part in parts[1:]]
+        rest += [(number, *part) for part in parts[1:]]
     if not images:
         raise DataError(f"{shard.path}: no images in it; remove the shard or fetch it again")
     label, offset, size = np.array(images, np.int64).T.copy()
-    return ShardIndex(label, offset, size, np.array(further, np.int64).reshape(-1, 3))
+    return ShardIndex(label, offset, size, np.array(rest, np.int64).reshape(-1, 3))
 
 
 def _check(shard: Shard, label: int, parts: tuple[tuple[int, int], ...]) -> None:
     start, total = parts[0][0], 0
     for offset, size in parts:
         if offset < 0 or size < 0 or offset + size > shard.size:
-            raise shard.torn(offset, size)
+            raise shard.truncated(offset, size)
         total += size
     if total > MAX_IMAGE or (total == 0 and len(parts) == 1):
-        raise shard.wrong(start, f"an image of {total} bytes (1 to {MAX_IMAGE} are allowed)")
+        raise shard.invalid(start, f"an image of {total} bytes (1 to {MAX_IMAGE} are allowed)")
     if not -(2**63) <= label < 2**63:
-        raise shard.wrong(start, "a label that is no 64-bit number")
+        raise shard.invalid(start, "a label that is no 64-bit number")

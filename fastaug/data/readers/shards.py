@@ -1,6 +1,7 @@
-"""Sharded sets: WebDataset, TFRecord and RecordIO files of a folder, as image sets.
+"""Sharded sets: a folder of WebDataset, TFRecord or RecordIO files, each with many images.
 
-The shards of a split lie in DIR/SPLIT/, or in DIR with the split's name in theirs.
+The shards of a split are in DIR/SPLIT/, or in DIR with the split's name in theirs. To add a shard
+format, write a function like `webdataset.read_samples` and list it in FORMATS.
 """
 
 from __future__ import annotations
@@ -14,42 +15,71 @@ from pathlib import Path
 
 import numpy as np
 
-from fastaug.data.image_set import ImageSet, Spans
+from fastaug.data.image_set import ImageSet, Spans, Split
 from fastaug.data.readers.recordio import MAGIC, read_records
-from fastaug.data.readers.shard import Record, Shard
-from fastaug.data.readers.shard_index import ShardIndex, kept_index, make_index
+from fastaug.data.readers.shard_file import Record, Shard
+from fastaug.data.readers.shard_index import ShardIndex, load_index, make_index
 from fastaug.data.readers.tfrecord import read_examples
 from fastaug.data.readers.webdataset import read_samples
 from fastaug.errors import DataError
 
 log = logging.getLogger("fastaug")
 
-# With several test sets, the first. ImageNet's "test" has no labels.
+DESCRIPTION = "a folder with shards (.tar, .tfrecord, .rec) in train/ and in val/ or test/"
+# The first one that exists. "test" comes last: ImageNet's has no labels.
 _NAMES = {"train": ("train",), "test": ("val", "validation", "test")}
 _WORDS = "|".join(word for words in _NAMES.values() for word in words)
 _MAX_NAMES = 2**26  # bytes of classes.txt
-_THREADS = 8  # indexing waits for the disk, a network's most of all
+_THREADS = 8  # indexing waits for the storage
 
 
 @dataclass(frozen=True)
 class Format:
+    """A shard format."""
+
     name: str
     pattern: str
-    """Of the file names, in lower case."""
+    """Regular expression for its file names, in lower case."""
     read: Callable[[Shard], Iterator[Record]]
-    glue: bytes = b""
+    """Finds the label and the place of each image in a shard."""
+    separator: bytes = b""
+    """Bytes to insert between the parts of an image that is stored in several."""
 
 
 FORMATS = (
-    # Compressed tars are recognized, so that they can be refused.
+    # Compressed tars match, so that they can be refused with a message.
     Format("WebDataset (.tar)", r"\.(tar|tar\.\w+|tgz|tbz2?|txz)$", read_samples),
     Format("TFRecord", r"\.(tfrecords?|tfrec)(\.gz)?$|-\d+-of-\d+$", read_examples),
     Format("RecordIO (.rec)", r"\.rec$", read_records, MAGIC),
 )
 
 
-def find_shards(root: Path, split: str) -> tuple[Path, ...]:
-    """The shards of a split of a folder, by name; none where it has class folders."""
+def matches(path: Path) -> bool:
+    return path.is_dir() and bool(find_shards(path, "train"))
+
+
+def open_split(root: Path, split: Split) -> ImageSet:
+    shards, format = _shards(root, split)
+    indexes = _indexes(root, shards, format)
+    labels = np.concatenate([index.label for index in indexes])
+    # The training labels define the classes of both splits.
+    train_indexes = indexes if split == "train" else _indexes(root, *_shards(root, "train"))
+    known = np.unique(np.concatenate([index.label for index in train_indexes]))
+    name = f"{root} ({split})"
+    places = np.searchsorted(known, labels).clip(max=len(known) - 1)
+    unknown = np.unique(labels[known[places] != labels])
+    if len(unknown):
+        raise DataError(
+            f"{name}: label {unknown[0]} is not one of the {len(known)} labels of training "
+            f"({known[0]} to {known[-1]}), nor are {len(unknown) - 1} others; give both "
+            "splits of one set"
+        )
+    classes = _class_names(root, known)
+    return ImageSet(name, classes, places, spans=_spans(shards, indexes, format.separator))
+
+
+def find_shards(root: Path, split: Split) -> tuple[Path, ...]:
+    """The shards of a split, sorted by name; none if the split has class folders."""
     try:
         for name in _NAMES[split]:
             folder = root / name
@@ -76,36 +106,14 @@ def _format_of(file: Path) -> Format | None:
 
 
 def _split_name(file: Path) -> str | None:
-    """The first word of the name that names a split; else what it starts with (train000.tar)."""
+    """The first word that is a split, else the split that the name starts with (train000.tar)."""
     name = file.name.lower()
     found = re.search(rf"(?<![^-_.])({_WORDS})(?![^-_.])", name) or re.match(rf"({_WORDS})", name)
     return found[1] if found else None
 
 
-def open_shards(root: Path, split: str) -> ImageSet:
-    """A split of a sharded set. The training labels number the classes, for both splits alike."""
-    shards, format = _shards(root, split)
-    indexes = _indexes(root, shards, format)
-    labels = np.concatenate([index.label for index in indexes])
-    numbers = np.unique(labels)
-    if split != "train":
-        training = _indexes(root, *_shards(root, "train"))
-        numbers = np.unique(np.concatenate([index.label for index in training]))
-    name = f"{root} ({split})"
-    places = np.searchsorted(numbers, labels).clip(max=len(numbers) - 1)
-    unknown = np.unique(labels[numbers[places] != labels])
-    if len(unknown):
-        raise DataError(
-            f"{name}: label {unknown[0]} is not one of the {len(numbers)} labels of training "
-            f"({numbers[0]} to {numbers[-1]}), nor are {len(unknown) - 1} others; give both "
-            "splits of one set"
-        )
-    classes = _class_names(root, numbers)
-    return ImageSet(name, classes, places, spans=_spans(shards, indexes, format.glue))
-
-
-def _shards(root: Path, split: str) -> tuple[tuple[Path, ...], Format]:
-    """The shards of a split, and the one format that they have."""
+def _shards(root: Path, split: Split) -> tuple[tuple[Path, ...], Format]:
+    """The shards of a split and their common format."""
     shards = find_shards(root, split)
     if not shards:
         words = " or ".join(_NAMES[split])
@@ -123,39 +131,39 @@ def _shards(root: Path, split: str) -> tuple[tuple[Path, ...], Format]:
 
 
 def _indexes(root: Path, shards: tuple[Path, ...], format: Format) -> list[ShardIndex]:
-    """The index of each shard; those that no earlier run kept are made."""
+    """The index of each shard, from the cache or made now."""
     with ThreadPoolExecutor(_THREADS) as pool:
         try:
-            indexes = list(pool.map(kept_index, shards))
+            indexes = list(pool.map(load_index, shards))
             missing = [shard for shard, index in zip(shards, indexes, strict=True) if index is None]
             if missing:
                 log.info("indexing %s shards of %s", f"{len(missing):,}", root)
             made = pool.map(lambda shard: make_index(shard, format.read), missing)
             return [next(made) if index is None else index for index in indexes]
-        except BaseException:  # a bad shard or Ctrl-C: do not go through the rest first
+        except BaseException:  # a bad shard or Ctrl-C: do not read the rest first
             pool.shutdown(wait=False, cancel_futures=True)
             raise
 
 
-def _class_names(root: Path, numbers: np.ndarray) -> tuple[str, ...]:
+def _class_names(root: Path, labels: np.ndarray) -> tuple[str, ...]:
     file = root / "classes.txt"
     if not file.is_file():
-        return tuple(map(str, numbers))
+        return tuple(map(str, labels))
     try:
         if (size := file.stat().st_size) > _MAX_NAMES:
             raise DataError(f"{file}: {size} bytes are too many for names of classes")
         names = tuple(line.strip() for line in file.read_text("utf-8").rstrip().split("\n"))
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{file}: cannot be read as UTF-8 text ({error})") from error
-    if len(names) != len(numbers) or not all(names):
+    if len(names) != len(labels) or not all(names):
         raise DataError(
-            f"{file}: one name a line for each of the {len(numbers)} classes of training, got "
-            f"{len(names)} lines, {names.count('')} of them empty; mend or remove it"
+            f"{file}: one name a line for each of the {len(labels)} classes of training, got "
+            f"{len(names)} lines, {names.count('')} of them empty; fix or remove it"
         )
     return names
 
 
-def _spans(shards: tuple[Path, ...], indexes: list[ShardIndex], glue: bytes) -> Spans:
+def _spans(shards: tuple[Path, ...], indexes: list[ShardIndex], separator: bytes) -> Spans:
     counts = [len(index.label) for index in indexes]
     further: dict[int, list[tuple[int, int]]] = {}
     for first, index in zip(np.cumsum([0, *counts[:-1]]).tolist(), indexes, strict=True):
@@ -167,5 +175,5 @@ def _spans(shards: tuple[Path, ...], indexes: list[ShardIndex], glue: bytes) -> 
         np.concatenate([index.offset for index in indexes]),
         np.concatenate([index.size for index in indexes]),
         {image: tuple(parts) for image, parts in further.items()},
-        glue,
+        separator,
     )

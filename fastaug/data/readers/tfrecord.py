@@ -1,7 +1,7 @@
-"""TFRecord: the images and labels of the tf.train.Examples in a file.
+"""TFRecord (TensorFlow): images and labels of the tf.train.Examples in a file.
 
-An Example holds Features, a map of names to Features, each a list of values: protobuf messages, one
-in another. Their fields are stepped over by their lengths, so that an image is never read.
+An Example is a protobuf message with a map from names to Features, each a list of values. Fields
+are skipped by their lengths, so that no image is read.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import struct
 from collections.abc import Iterator
 from itertools import islice
 
-from fastaug.data.readers.shard import Record, Shard
+from fastaug.data.readers.shard_file import Record, Shard
 
 IMAGE_NAMES = ("image/encoded", "image")
 LABEL_NAMES = ("image/class/label", "label")
@@ -20,23 +20,23 @@ Extent = tuple[int, int]
 
 _NAME, _FEATURE = 1, 2  # fields of an entry of the map
 _BYTES_LIST, _INT64_LIST = 1, 3  # fields of a Feature
-_VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5  # wire types; groups (3, 4) are long obsolete
+_VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5  # wire types; groups (3, 4) are obsolete
 _LONGEST_NAME = max(map(len, IMAGE_NAMES + LABEL_NAMES))
 
 
 def read_examples(shard: Shard) -> Iterator[Record]:
-    """Label and place of the image of each Example."""
+    """Label and place of the image in each Example."""
     place = 0
     while place < shard.size:
         if shard.read(place, min(2, shard.size - place)) == b"\x1f\x8b":
-            raise shard.wrong(place, "compressed records cannot be read at random (unpack it)")
+            raise shard.invalid(place, "compressed records cannot be read at random (unpack it)")
         header = shard.read(place, 12)
         length, check = struct.unpack("<QI", header)
         if check != _masked_crc(header[:8]):
-            raise shard.wrong(place, "not a TFRecord (the check sum of the length is wrong)")
+            raise shard.invalid(place, "not a TFRecord (the check sum of the length is wrong)")
         start, end = place + 12, place + 12 + length
-        if end + 4 > shard.size:  # the check sum of the content, which would take reading it
-            raise shard.torn(start, length + 4)
+        if end + 4 > shard.size:  # 4: the checksum of the content, which is not read
+            raise shard.truncated(start, length + 4)
         yield _example(shard, (start, end))
         place = end + 4
 
@@ -54,13 +54,13 @@ def _example(shard: Shard, example: Extent) -> Record:
 
 
 def _keep(shard: Shard, features: dict[str, Extent], name: Extent, feature: Extent) -> None:
-    """Note a feature if it has one of the names."""
+    """Add a feature to `features` if its name is one of those needed."""
     start, end = name
     if end - start > _LONGEST_NAME:
         return
     text = shard.read(start, end - start).decode("latin-1")
     if text in features:
-        raise shard.wrong(start, f"two features {text!r} in an Example, one is allowed")
+        raise shard.invalid(start, f"two features {text!r} in an Example, one is allowed")
     if text in IMAGE_NAMES + LABEL_NAMES:
         features[text] = feature
 
@@ -68,20 +68,22 @@ def _keep(shard: Shard, features: dict[str, Extent], name: Extent, feature: Exte
 def _value(
     shard: Shard, example: Extent, features: dict[str, Extent], names: tuple[str, ...], kind: int
 ) -> Extent:
-    """The one value of the first of these features that the Example has."""
+    """The only value of the first of these features that the Example has."""
     name = next((name for name in names if name in features), None)
     if name is None:
-        raise shard.wrong(example[0], f"an Example without {' or '.join(map(repr, names))}")
+        raise shard.invalid(example[0], f"an Example without {' or '.join(map(repr, names))}")
     values = list(islice(_values(shard, features[name], kind), 2))
     if len(values) != 1:
         takes = {_BYTES_LIST: "bytes", _INT64_LIST: "int64"}[kind]
         count = "more than one value" if values else "no value"
-        raise shard.wrong(features[name][0], f"{name!r} has {count} of type {takes}, one is needed")
+        raise shard.invalid(
+            features[name][0], f"{name!r} has {count} of type {takes}, one is needed"
+        )
     return values[0]
 
 
 def _values(shard: Shard, feature: Extent, kind: int) -> Iterator[Extent]:
-    """The values of a Feature of this kind; numbers may be packed (one field) or not."""
+    """The values of a Feature of this kind; integers may be packed into one field or not."""
     for values in _messages(shard, feature, kind):
         for number, wire, start, end in _fields(shard, values):
             if number == 1 and wire == (_LENGTH if kind == _BYTES_LIST else _VARINT):
@@ -94,7 +96,7 @@ def _values(shard: Shard, feature: Extent, kind: int) -> Iterator[Extent]:
 
 
 def _messages(shard: Shard, message: Extent, field: int) -> Iterator[Extent]:
-    """What a message has of a field whose values have a length: messages, strings and bytes."""
+    """The values of one length-delimited field of a message: messages, strings or bytes."""
     for number, wire, start, end in _fields(shard, message):
         if number == field and wire == _LENGTH:
             yield start, end
@@ -114,23 +116,25 @@ def _fields(shard: Shard, message: Extent) -> Iterator[tuple[int, int, int, int]
         elif wire in (_FIXED64, _FIXED32):
             after = start + (8 if wire == _FIXED64 else 4)
         else:
-            raise shard.wrong(place, "not a tf.train.Example (no such wire type)")
+            raise shard.invalid(place, "not a tf.train.Example (no such wire type)")
         if after > end:
-            raise shard.wrong(place, "not a tf.train.Example (a field is longer than its message)")
-        if tag < 8:  # or a hole of zeros in a file would be fields without end
-            raise shard.wrong(place, "not a tf.train.Example (a field has number 0)")
+            raise shard.invalid(
+                place, "not a tf.train.Example (a field is longer than its message)"
+            )
+        if tag < 8:  # a hole of zeros in a file would be endless fields
+            raise shard.invalid(place, "not a tf.train.Example (a field has number 0)")
         yield tag >> 3, wire, start, after
         place = after
 
 
 def _varint(shard: Shard, place: int, end: int) -> tuple[int, int]:
-    """An unsigned number of up to 64 bits in groups of 7, and where it ends."""
+    """An unsigned integer of up to 64 bits, stored in groups of 7, and where it ends."""
     value = 0
     for i, byte in enumerate(shard.read(place, min(10, end - place))):
         value |= (byte & 0x7F) << (7 * i)
         if byte < 0x80:
             return value & (2**64 - 1), place + i + 1
-    raise shard.wrong(place, "not a tf.train.Example (a number does not end)")
+    raise shard.invalid(place, "not a tf.train.Example (a number does not end)")
 
 
 def _crc_table() -> list[int]:
@@ -144,7 +148,7 @@ _CRC_TABLE = _crc_table()
 
 
 def _masked_crc(content: bytes) -> int:
-    """TFRecord's check sum: CRC-32C, rotated by 15 bits and shifted by a constant."""
+    """TFRecord's checksum: CRC-32C, rotated by 15 bits, plus a constant."""
     crc = 0xFFFFFFFF
     for byte in content:
         crc = _CRC_TABLE[(crc ^ byte) & 0xFF] ^ (crc >> 8)

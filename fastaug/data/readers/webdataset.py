@@ -1,4 +1,4 @@
-"""WebDataset: the images and labels in a tar. Headers and labels are read, images stepped over."""
+"""WebDataset: images and labels in a tar. Headers and labels are read, images are skipped."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import NamedTuple
 
-from fastaug.data.readers.shard import Record, Shard
+from fastaug.data.image_set import IMAGE_SUFFIXES
+from fastaug.data.readers.shard_file import Record, Shard
 from fastaug.errors import DataError, first_line
 
-IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff", ".gif"}
-
 _COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd", b"\x04\x22\x4d\x18")
-_MAX_CLS = 64  # bytes; a 64-bit number has 20 digits
-_MAX_HEADER = 2**17  # bytes; true ones hold a long name, or what a file system notes of a file
-_MAX_COMMON = 1000  # values for all members, which tarfile copies for each of them
-_PADDING = 2**16  # looked at after the end mark; tar pads to 10 KiB
+_MAX_CLS = 64  # bytes; a 64-bit integer has 20 digits
+_MAX_HEADER = 2**17  # bytes; real ones hold a long name or file system attributes
+_MAX_COMMON = 1000  # global pax values, which tarfile copies for each member
+_PADDING = 2**16  # bytes checked after the end mark; tar pads to 10 KiB
 
 
 class _Member(NamedTuple):
@@ -28,7 +27,7 @@ class _Member(NamedTuple):
 
     @property
     def key(self) -> str:
-        """Directory, and name up to its first dot: members of a sample share it."""
+        """Directory, and name up to its first dot: the same for all members of a sample."""
         return self.name[: len(self.name) - len(self.suffix)]
 
     @property
@@ -38,7 +37,7 @@ class _Member(NamedTuple):
 
 
 def read_samples(shard: Shard) -> Iterator[Record]:
-    """Label and place of the image of each sample."""
+    """Label and place of the image in each sample."""
     if shard.read(0, min(8, shard.size)).startswith(_COMPRESSED):
         raise DataError(
             f"{shard.path}: a compressed tar cannot be read at random; unpack it to a plain .tar"
@@ -50,12 +49,12 @@ def read_samples(shard: Shard) -> Iterator[Record]:
         if len(images) > 1 or len(numbers) > 1:
             twice = (images if len(images) > 1 else numbers)[1]
             what = "image" if len(images) > 1 else "label"
-            raise shard.wrong(twice.offset, f"{twice.name!r} is the second {what} of its sample")
+            raise shard.invalid(twice.offset, f"{twice.name!r} is the second {what} of its sample")
         if images:
             yield _label(shard, members, images[0]), ((images[0].offset, images[0].size),)
         elif numbers:
             kinds = ", ".join(sorted(IMAGE_SUFFIXES))
-            raise shard.wrong(
+            raise shard.invalid(
                 numbers[0].offset, f"{numbers[0].name!r} has no image beside it ({kinds})"
             )
 
@@ -65,7 +64,7 @@ def _label(shard: Shard, members: list[_Member], image: _Member) -> int:
         if member.suffix.lower() == ".cls":
             text = shard.read(member.offset, min(member.size, _MAX_CLS)).strip()
             if member.size > _MAX_CLS or not re.fullmatch(rb"-?[0-9]+", text):
-                raise shard.wrong(
+                raise shard.invalid(
                     member.offset, f"{member.name!r} is no whole number: {text[:20]!r}"
                 )
             return int(text)
@@ -74,7 +73,7 @@ def _label(shard: Shard, members: list[_Member], image: _Member) -> int:
             label = _json_label(shard.read(member.offset, member.size))
             if label is not None:
                 return label
-    raise shard.wrong(
+    raise shard.invalid(
         image.offset,
         f"{image.name!r} has no label right beside it (a .cls with a whole number, "
         'or a .json with a whole "label")',
@@ -91,24 +90,26 @@ def _json_label(content: bytes) -> int | None:
 
 
 def _members(shard: Shard) -> Iterator[_Member]:
-    """The files in the tar, in order, without hidden ones."""
+    """The files in the tar, in order, except hidden ones."""
     try:
         with tarfile.TarFile(fileobj=_Headers(shard)) as archive:  # type: ignore[arg-type]
             before = 0
             while (info := archive.next()) is not None:
-                archive.members.clear()  # type: ignore[attr-defined]  # or it keeps them all
-                # A negative size would lead back, and round for ever.
+                archive.members.clear()  # type: ignore[attr-defined]  # it would keep them all
+                # A negative size would lead back, into an endless loop.
                 if info.size < 0 or archive.offset <= before:
-                    raise shard.wrong(info.offset, f"a member of {info.size} bytes")
+                    raise shard.invalid(info.offset, f"a member of {info.size} bytes")
                 if len(archive.pax_headers) > _MAX_COMMON:
-                    raise shard.wrong(
+                    raise shard.invalid(
                         info.offset, f"more than {_MAX_COMMON} values for all members"
                     )
                 before = archive.offset
                 if not info.isreg():
                     continue
                 if info.issparse():
-                    raise shard.wrong(info.offset, f"{info.name!r} is sparse: its bytes are apart")
+                    raise shard.invalid(
+                        info.offset, f"{info.name!r} is sparse: its bytes are apart"
+                    )
                 member = _Member(info.name, info.offset_data, info.size)
                 if not member.name.rpartition("/")[2].startswith("."):
                     yield member
@@ -123,7 +124,7 @@ def _members(shard: Shard) -> Iterator[_Member]:
 
 
 def _check_end(shard: Shard, place: int) -> None:
-    """tarfile also ends, in silence, at a damaged header and at the end of a torn file."""
+    """Raise unless the end mark is there: tarfile also stops silently at damage and truncation."""
     if shard.read(place, min(512, shard.size - place)) != bytes(512):
         raise DataError(
             f"{shard.path}, byte {place}: neither a member nor the end mark of a tar; "
@@ -131,11 +132,11 @@ def _check_end(shard: Shard, place: int) -> None:
         )
     padding = min(shard.size - place, _PADDING)
     if shard.read(place, padding) != bytes(padding):
-        raise shard.wrong(place, "more follows after the end mark (tars that were joined?)")
+        raise shard.invalid(place, "more follows after the end mark (tars that were joined?)")
 
 
 class _Headers:
-    """What tarfile sees of a shard: a file that gives no more than the shard does at once."""
+    """The shard as tarfile sees it: a file with bounded reads."""
 
     def __init__(self, shard: Shard) -> None:
         self._shard, self._place = shard, 0
@@ -150,7 +151,7 @@ class _Headers:
     def read(self, size: int) -> bytes:
         inside = min(size, max(self._shard.size - self._place, 0))
         if inside > _MAX_HEADER:
-            raise self._shard.wrong(self._place, f"a header or label of {inside} bytes")
+            raise self._shard.invalid(self._place, f"a header or label of {inside} bytes")
         content = self._shard.read(self._place, inside) if inside else b""
         self._place += len(content)
         return content

@@ -1,0 +1,53 @@
+"""Class folders: {train,val,test}/CLASS/**/*.jpg, the layout of ImageNet and torchvision."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from fastaug.data.image_set import IMAGE_SUFFIXES, ImageSet, Split
+from fastaug.errors import DataError
+
+DESCRIPTION = "a folder with class folders in train/ and in val/ or test/"
+_SPLITS = {"train": ("train",), "test": ("val", "test")}
+
+
+def matches(path: Path) -> bool:
+    return path.is_dir()
+
+
+def open_split(root: Path, split: Split) -> ImageSet:
+    folder = next((root / name for name in _SPLITS[split] if (root / name).is_dir()), None)
+    if folder is None:
+        wanted = " or ".join(f"{name}/" for name in _SPLITS[split])
+        raise DataError(
+            f"{root}: no folder {wanted} in it; class folders or shards (.tar, .tfrecord, .rec) "
+            "go into train/ and into val/ or test/"
+        )
+    classes = sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
+    if not classes:
+        raise DataError(f"{folder}: no class folders in it (one folder for each class of images)")
+    files, labels = [], []
+    for label, name in enumerate(classes):
+        found = sorted(f for f in (folder / name).rglob("*") if _is_image(f))
+        if not found:
+            raise DataError(
+                f"{folder / name}: no images in it ({', '.join(sorted(IMAGE_SUFFIXES))})"
+            )
+        files += found
+        labels += [label] * len(found)
+    return ImageSet(str(folder), tuple(classes), np.array(labels, np.int64), tuple(files))
+
+
+def open_flat(root: Path, split: Split) -> ImageSet | None:
+    """The images directly in a folder, as one class; None if it has none, or has the split."""
+    files = sorted(f for f in root.iterdir() if _is_image(f)) if root.is_dir() else []
+    if not files or any((root / name).is_dir() for name in _SPLITS[split]):
+        return None
+    labels = np.zeros(len(files), np.int64)
+    return ImageSet(str(root), (root.absolute().name,), labels, tuple(files))
+
+
+def _is_image(file: Path) -> bool:
+    return file.suffix.lower() in IMAGE_SUFFIXES and not file.name.startswith(".")

@@ -1,0 +1,68 @@
+"""Values of runs as the report's text. Runs may come from anyone: any value may have any type."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from statistics import fmean
+from typing import Any, NamedTuple
+
+MISSING = "–"  # noqa: RUF001
+_LARGEST = 1e100
+"""Beyond it the difference of two values could be infinite."""
+
+
+class Cell(NamedTuple):
+    """A table's cell: its text, and the number that it is sorted by."""
+
+    text: str
+    value: float | None = None
+
+
+def number(value: Any) -> float | None:
+    """A value that can be drawn and averaged, else None."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    # Compared before the conversion: an int may be larger than any float.
+    return float(value) if abs(value) < _LARGEST else None
+
+
+def percent(value: float) -> str:
+    return f"{100 * value:.2f}"
+
+
+def short(value: float) -> str:
+    return f"{value:.4g}"
+
+
+def measure_text(name: str, value: Any) -> str:
+    """Accuracies in percent, other measures in their own unit."""
+    known = number(value)
+    if known is None:
+        return MISSING
+    return f"{percent(known)} %" if name.startswith(("top", "tta_")) else short(known)
+
+
+def mean_cell(values: Iterable[Any], *, accuracy: bool = False) -> Cell:
+    """The mean over the seeds, with the smallest and largest value if there are several."""
+    known = [found for value in values if (found := number(value)) is not None]
+    if not known:
+        return Cell(MISSING)
+    write = percent if accuracy else short
+    mean = fmean(known)
+    spread = f" [{write(min(known))}–{write(max(known))}]" if len(known) > 1 else ""  # noqa: RUF001
+    return Cell(write(mean) + spread, mean)
+
+
+def duration(seconds: Any) -> Cell:
+    known = number(seconds)
+    if known is None or known < 0:
+        return Cell(MISSING)
+    minutes, rest = divmod(round(known), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return Cell(f"{hours} h {minutes} min", known)
+    return Cell(f"{minutes} min {rest} s" if minutes else f"{rest} s", known)
+
+
+def counted(count: int, singular: str, plural: str = "") -> str:
+    return f"{count:,} {singular if count == 1 else plural or singular + 's'}"

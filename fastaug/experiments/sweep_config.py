@@ -1,0 +1,127 @@
+"""The flags of fastaug.sweep: its own as a dataclass, and those of fastaug.train for every run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Annotated, Literal
+
+from tyro.conf import arg
+
+from fastaug.config import TrainConfig, setting_owners
+from fastaug.errors import ConfigError
+from fastaug.experiments.grids import Experiment, get_experiment
+from fastaug.kernels.config import Average
+from fastaug.settings import Settings, flag, setting
+
+GRID = ("views", "average", "kl_weight", "lr", "epochs")
+"""What a grid varies, besides the seeds."""
+_NOT_IN_A_SWEEP = {
+    "--recipe": "EXPERIMENT may be a recipe's name",
+    "--seed": "--seeds N runs the seeds 0 to N-1",
+    "--resume": "the same command continues by itself",
+    "--max-steps": "runs are compared when they have finished",
+}
+
+
+@dataclass(frozen=True)
+class SweepConfig(Settings):
+    """Train a grid of runs and choose the best of each setting, as the paper does. Several machines
+    share a sweep by the same command with one --storage; the same command continues an interrupted
+    one. All other flags are those of fastaug.train (--data, --dali, --batch-size, ...), for every
+    run."""
+
+    experiment: Annotated[str, arg(metavar="EXPERIMENT")]
+    """An experiment of the paper or a small version of one (--list-experiments), or a recipe, whose
+    grid the next flags give."""
+    views: tuple[int, ...] = ()
+    """Numbers of views K; default: the experiment's, as for the following."""
+    average: tuple[Average, ...] = ()
+    """What is averaged over the views of an image."""
+    kl_weight: tuple[float, ...] = ()
+    """Weights of the regularizer."""
+    lr: tuple[float, ...] = ()
+    """Learning rates."""
+    epochs: tuple[int, ...] = ()
+    """Epoch budgets."""
+    seeds: int = setting(0, at_least=0)
+    """Seeds 0, 1, ... of each run; 0: as many as the experiment has."""
+    tune_seeds: int = setting(-1, at_least=-1)
+    """Seeds that rate and epochs are chosen with; the other seeds run only the choice. 0: all seeds
+    at every point; -1: as the experiment says."""
+    select_on: Literal["validation", "test"] = "validation"
+    """What rate and epochs are chosen by. validation: a share of the training images is held out
+    (--validation, 0.1 by default); test: the test images, as the paper apparently does."""
+    storage: str = ""
+    """Where the sweep is kept, a URL of Optuna's: postgresql://USER:PASSWORD@HOST/DATABASE,
+    mysql+pymysql://..., sqlite:///FILE; default: sweep.db in --out."""
+    study: str = ""
+    """Name of the sweep in the storage; default: the experiment's."""
+    out: str = ""
+    """Folder of the sweep; default: sweeps/EXPERIMENT."""
+    jobs: int = setting(0, at_least=0)
+    """Runs at a time on this machine, each with its share of the GPUs or cores; 0: as many as there
+    are GPUs / --ranks, or without a GPU as cores, at most 8."""
+    ranks: int = setting(1, at_least=1)
+    """Ranks of each run: above 1 it is started by torchrun."""
+    retries: int = setting(2, at_least=0)
+    """How often a run that fails is tried again; it continues from its last checkpoint."""
+    heartbeat: int = setting(30, at_least=1)
+    """Seconds between two signs of life; a worker that gives none for four times as long is taken
+    for dead, and another one continues its run."""
+    dry_run: bool = False
+    """Show how many runs and views it is, and end."""
+    debug: bool = False
+    """Show the traceback of an error."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        get_experiment(self.experiment)
+        for name in GRID:
+            values = getattr(self, name)
+            if repeated := sorted({v for v in values if values.count(v) > 1}):
+                raise ConfigError(f"{flag(name)} has {repeated[0]} more than once")
+
+    @property
+    def base(self) -> Experiment:
+        return get_experiment(self.experiment)
+
+    @property
+    def seed_count(self) -> int:
+        return self.seeds or self.base.seeds
+
+    @property
+    def tune_seed_count(self) -> int:
+        """Seeds of the first stage; all of them if there is no second one."""
+        asked = self.base.tune_seeds if self.tune_seeds < 0 else self.tune_seeds
+        return min(asked, self.seed_count) or self.seed_count
+
+
+def split_flags(args: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The sweep's flags, and those that only fastaug.train has, with their values."""
+    taken = {field.name for field in fields(SweepConfig)}
+    value_counts: dict[str, int] = {"--dali": 0}
+    for name, value in ((name, TrainConfig().get(name)) for name in setting_owners()):
+        if name not in taken:
+            is_switch, is_pair = isinstance(value, bool), isinstance(value, tuple)
+            value_counts[flag(name)] = 0 if is_switch else 2 if is_pair else 1
+    own: list[str] = []
+    training: list[str] = []
+    rest = list(args)
+    while rest:
+        word = rest.pop(0)
+        name, equals, value = word.partition("=")
+        if name.startswith("--"):  # --batch_size is --batch-size, as in fastaug.train
+            name = name.replace("_", "-")
+            word = f"{name}{equals}{value}"
+        if name in _NOT_IN_A_SWEEP:
+            raise ConfigError(f"{name} is not for a sweep: {_NOT_IN_A_SWEEP[name]}")
+        if name in value_counts:
+            count = 0 if equals else value_counts[name]
+            training += [word, *rest[:count]]
+            del rest[:count]
+            continue
+        if name in map(flag, GRID) and not equals and (not rest or rest[0].startswith("--")):
+            raise ConfigError(f"{name} needs at least one value")
+        own.append(word)
+    return own, training

@@ -1,0 +1,145 @@
+"""One run of a sweep: fastaug.train as a process, whose failure does not end the sweep."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from fastaug.config import TrainConfig, setting_owners
+from fastaug.errors import FastaugError
+from fastaug.recipes import get_recipe
+from fastaug.runtime.signals import TrainingInterruptedError
+from fastaug.settings import flag
+
+_POLL_SECONDS = 0.5
+_PR_SET_PDEATHSIG = 1
+_TAIL = 4096
+"""Bytes at the end of a file in which its last line is looked for."""
+
+
+class RunFailedError(FastaugError):
+    """A run has ended without a result and may be tried again."""
+
+
+class RunDivergedError(FastaugError):
+    """A run's loss became non-finite: another try would end the same way."""
+
+
+class RunRejectedError(FastaugError):
+    """A run was rejected for its settings or data: the other runs would be as well."""
+
+
+def train_flags(config: TrainConfig, folder: Path) -> list[str]:
+    """Flags of fastaug.train: the recipe and what differs from it. --resume auto continues an
+    earlier try."""
+    recipe = get_recipe(config.run.recipe)
+    flags = ["--recipe", config.run.recipe]
+    for name in setting_owners():
+        value = config.get(name)
+        if name in ("recipe", "out", "resume") or value == recipe.get(name):
+            continue
+        if isinstance(value, bool):
+            flags.append(flag(name))
+        elif isinstance(value, tuple):
+            flags += [flag(name), *(repr(part) for part in value)]
+        else:
+            flags += [flag(name), repr(value) if isinstance(value, float) else str(value)]
+    return [*flags, "--resume", "auto", "--out", str(folder)]
+
+
+def run_training(
+    config: TrainConfig,
+    folder: Path,
+    *,
+    ranks: int,
+    environment: Mapping[str, str],
+    on_step: Callable[[int], None],
+    signum: Callable[[], int],
+) -> dict[str, Any]:
+    """Train to the end and return summary.json. The output goes to output.txt beside it.
+
+    on_step is called with the last logged step; signum returns the signal that ends the training,
+    after it has saved, or 0.
+    """
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    module = [*(launcher if ranks > 1 else []), "-m", "fastaug.train"]
+    command = [sys.executable, *module, *train_flags(config, folder)]
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "output.txt", "ab") as output:
+        output.write(f"$ {' '.join(command[1:])}\n".encode())
+        output.flush()
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **environment},
+            start_new_session=True,  # Ctrl-C reaches only the sweep, which passes it on
+            preexec_fn=_terminate_with_parent if sys.platform == "linux" else None,
+        )
+        stopped_by = 0
+        try:
+            while process.poll() is None:
+                if not stopped_by and (stopped_by := signum()):
+                    process.send_signal(signal.SIGTERM)
+                on_step(_last_step(folder))
+                time.sleep(_POLL_SECONDS)
+        finally:
+            if process.poll() is None:
+                process.terminate()
+                process.wait()
+    if stopped_by:
+        raise TrainingInterruptedError(stopped_by)
+    return _result(config, folder, process.returncode)
+
+
+def _result(config: TrainConfig, folder: Path, code: int) -> dict[str, Any]:
+    if code == 0 and (summary := finished_summary(folder)) is not None:
+        return summary
+    last = _last_line(folder / "output.txt")
+    if (folder / "bad-batch.pt").exists():
+        raise RunDivergedError(f"{folder.name}: diverged; its learning rate is too high")
+    if code == 2:
+        raise RunRejectedError(f"{folder.name}: {last.removeprefix('error: ')}")
+    raise RunFailedError(f"{folder.name}: exit code {code} ({last}); see its output.txt")
+
+
+def finished_summary(folder: Path) -> dict[str, Any] | None:
+    """summary.json of a finished run, else None."""
+    with suppress(OSError, json.JSONDecodeError):
+        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+        if summary.get("finished"):
+            return summary
+    return None
+
+
+def _last_step(folder: Path) -> int:
+    with suppress(OSError, json.JSONDecodeError, KeyError):
+        return json.loads(_last_line(folder / "metrics.jsonl"))["step"]
+    return 0
+
+
+def _last_line(file: Path) -> str:
+    with open(file, "rb") as opened:
+        opened.seek(max(0, file.stat().st_size - _TAIL))
+        lines: Sequence[str] = opened.read().decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines else "no output"
+
+
+if sys.platform == "linux":
+    _LIBC = ctypes.CDLL(None)
+
+
+def _terminate_with_parent() -> None:
+    """Let Linux send SIGTERM, which saves, when the sweep is killed: otherwise the training would
+    go on beside the worker that takes over its run."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
