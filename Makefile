@@ -8,11 +8,12 @@ BIN := $(FASTAUG_VENV)/bin
 # Names what is installed: the requirements, this folder (the install is editable) and the Python.
 INSTALLED := $(FASTAUG_VENV)/.installed-$(shell { cat setup.py pyproject.toml constraints.txt; pwd; $(PYTHON) --version; } | cksum | tr ' ' -)
 
-.PHONY: help train test bench paper-mini check install clean
+.PHONY: help train test test-all test-slow bench paper-mini check install clean
 
 help:
 	@echo "make train   train on the built-in data set, in about 2 minutes on two cores"
-	@echo "make test    run the tests"
+	@echo "make test    unit and integration tests, in about 5 minutes on two cores"
+	@echo "make test-all  all tests: those, emulated GPU code, benchmarks and stress, in about 12 minutes"
 	@echo "make bench   images per second versus K and what GPUs should do, quick forms, in about 2 minutes"
 	@echo "make paper-mini  the paper's claims in small, on the built-in data and DATA=CIFAR-LIKE-FOLDER, in about an hour; resumable"
 	@echo "make check   ruff, ruff format --check, mypy"
@@ -22,8 +23,15 @@ help:
 train: $(INSTALLED)
 	$(BIN)/python -m fastaug.train --dali $(ARGS)
 
+# Workers share one kernel cache (tests/conftest.py).
+PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -n auto $(ARGS)
+	$(PYTEST) tests/unit tests/integration $(ARGS)
+
+test-slow: $(INSTALLED)
+	$(PYTEST) tests/gpu_code tests/benchmarks tests/stress $(ARGS)
+
+test-all: test test-slow
 
 # Beside the committed results, not into them: those are of full runs.
 bench: $(INSTALLED)

@@ -1,4 +1,4 @@
-"""Small data in real formats, and a config that trains on it in a second."""
+"""Fixtures of all tests: small data in real formats, and a config that trains on it in a second."""
 
 from __future__ import annotations
 
@@ -8,24 +8,34 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-# Tests run side by side: more threads than cores each would only wait for one another.
+# Tests run side by side: more threads than cores would only wait for one another.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# What is remembered of data sets stays with the tests.
-os.environ["FASTAUG_CACHE"] = tempfile.mkdtemp(prefix="fastaug-tests-")
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
+from color_folders import write_folder
+from training import tiny_config
 
 from fastaug.config import TrainConfig
 from fastaug.data import retry as reading
 from fastaug.runtime.device import avoid_broken_cpu_arithmetic
 
-CLASSES = ("blue", "green", "red")
 torch.set_num_threads(1)
 # Before any test uses oneDNN: afterwards it would be too late for this process.
 avoid_broken_cpu_arithmetic(torch.device("cpu"), "bf16")
+
+
+if "PYTEST_XDIST_WORKER" not in os.environ:  # the workers inherit it
+    os.environ["FASTAUG_CACHE"] = tempfile.mkdtemp(prefix="fastaug-tests-")
+SESSION_CACHE = Path(os.environ["FASTAUG_CACHE"])
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Compiled kernels and admission reports, named by their content, are kept between sessions."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        config.add_cleanup(lambda: shutil.rmtree(SESSION_CACHE, ignore_errors=True))
+        if config.pluginmanager.hasplugin("cacheprovider"):
+            (SESSION_CACHE / "kernels").symlink_to(config.cache.mkdir("fastaug-kernels"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -36,40 +46,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(needs_gpu)
 
 
-def pytest_unconfigure() -> None:
-    shutil.rmtree(os.environ["FASTAUG_CACHE"], ignore_errors=True)
-
-
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An image that stays bad is not waited for; one test is about the true pauses."""
+    """An unreadable image is not waited for; one test is about the real pauses."""
     monkeypatch.setattr(reading, "RETRY_PAUSES", (0.01, 0.01))
 
 
 @pytest.fixture
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache folder of the test's own."""
+    """An empty cache folder for one test."""
     monkeypatch.setenv("FASTAUG_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 
-def color_image(label: int, rng: np.random.Generator, size: int) -> np.ndarray:
-    """[size, size, 3] uint8: noise with one channel raised, so that a class can be learned."""
-    image = rng.integers(0, 120, (size, size, 3))
-    image[..., 2 - label] += 100
-    return image.astype(np.uint8)
-
-
-def write_folder(root: Path, counts: dict[str, int], size: int = 20) -> Path:
-    """root/SPLIT/CLASS/NN.jpg with counts[SPLIT] images a class."""
-    rng = np.random.default_rng(0)
-    for split, count in counts.items():
-        for label, name in enumerate(CLASSES):
-            folder = root / split / name
-            folder.mkdir(parents=True)
-            for i in range(count):
-                Image.fromarray(color_image(label, rng, size)).save(folder / f"{i:02}.jpg")
-    return root
+@pytest.fixture
+def compiled_cache(own_cache: Path) -> Path:
+    """A cache folder for one test that has the compiled kernels of the session and no more."""
+    (own_cache / "kernels").mkdir(parents=True)
+    for file in (SESSION_CACHE / "kernels").glob("*"):
+        if file.suffix != ".json":  # admission reports are made again
+            (own_cache / "kernels" / file.name).symlink_to(file)
+    return own_cache
 
 
 @pytest.fixture(scope="session")
@@ -82,20 +79,4 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tiny(folder: Path, tmp_path: Path) -> Callable[..., TrainConfig]:
     """A config of a few steps on the color folders; keyword arguments change it."""
 
-    def make(**changes: object) -> TrainConfig:
-        settings: dict = {
-            "data": str(folder),
-            "model": "wrn-10-1",
-            "size": 16,
-            "views": 2,
-            "batch_size": 16,
-            "epochs": 2,
-            "lr": 0.05,
-            "workers": 0,
-            "tta": 2,
-            "log_every": 2,
-            "out": str(tmp_path / "run"),
-        }
-        return TrainConfig.from_flat(**(settings | changes))
-
-    return make
+    return lambda **changes: tiny_config(folder, tmp_path / "run", **changes)

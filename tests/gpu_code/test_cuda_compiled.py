@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+from covering import pairwise
 from emulated_gpu import ARCHITECTURES, SHARED_LIMIT, EmulatedKernel
 from emulator import emulator, needs_emulator
+from expect import raises
 from literal import AVERAGES, literal_terms
 from torch import Tensor
 
@@ -144,14 +146,17 @@ def test_many_classes_on_a_large_gpu() -> None:
     check(EmulatedKernel("compute_90"), logits, targets, "logits")
 
 
-@pytest.mark.parametrize("limit", [SHARED_LIMIT, LITTLE])
-@pytest.mark.parametrize("average", [*AVERAGES, None])
 @pytest.mark.parametrize(
-    ("shape", "seed"), [((1, 3, 101), 0), ((1, 3, 101), 1), ((1, 17, 40), 2)], ids=str
+    ("shape_and_seed", "average", "limit"),
+    pairwise(
+        [((1, 3, 101), 0), ((1, 3, 101), 1), ((1, 17, 40), 2)],
+        [*AVERAGES, None],
+        [SHARED_LIMIT, LITTLE],
+    ),
+    ids=str,
 )
-def test_any_order_of_the_warps(
-    shape: tuple[int, int, int], seed: int, average: str | None, limit: int
-) -> None:
+def test_any_order_of_the_warps(shape_and_seed: tuple, average: str | None, limit: int) -> None:
+    shape, seed = shape_and_seed
     logits, targets = make(*shape)
     kernel = EmulatedKernel("compute_80", shared_limit=limit, schedule="warp", seed=seed)
     check(kernel, logits, targets, average)
@@ -232,7 +237,7 @@ def test_a_half_precision_gradient_is_the_nearest(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("average", [*AVERAGES, None])
-def test_the_values_alone(average: str | None) -> None:
+def test_values_without_a_gradient(average: str | None) -> None:
     logits, targets = make(2, 16, 100)
     for limit, times in ((SHARED_LIMIT, 1), (LITTLE, 2)):
         kernel = EmulatedKernel("compute_80", shared_limit=limit)
@@ -258,7 +263,7 @@ def test_classes_at_minus_infinity(gone: slice, average: str, limit: int) -> Non
         torch.testing.assert_close(our.double(), right, rtol=1e-5, atol=1e-6)
 
 
-def test_what_is_no_class_or_no_number_spoils_its_own_image_alone() -> None:
+def test_a_wrong_target_or_nan_spoils_only_its_own_image() -> None:
     logits, targets = make(5, 3, 40)
     targets[1:4] = torch.tensor([-1, 40, 2**32])
     logits[4, 1, 5] = math.nan
@@ -325,7 +330,5 @@ def test_no_images_and_unfit_views() -> None:
     assert grad is not None
     assert grad.shape == (0, 3, 5)
     assert grad.dtype == torch.bfloat16
-    with pytest.raises(
-        cuda.KernelUnavailableError, match=r"400 views .* 4096 bytes .* use reference"
-    ):
+    with raises(cuda.KernelUnavailableError, "400 4096"):
         check(kernel, *make(1, 400, 3))

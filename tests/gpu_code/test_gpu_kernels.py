@@ -86,7 +86,7 @@ def test_it_is_admitted(kernel: Kernel) -> None:
 
 
 @each_kernel
-def test_the_regularizer_alone_and_strides(kernel: Kernel) -> None:
+def test_only_the_regularizer_and_strides(kernel: Kernel) -> None:
     room, _ = make(6, 5, 40)
     for logits in (room[::2, 1:, 3:20], room.transpose(0, 1), room.transpose(1, 2)):
         on_gpu = room.cuda().as_strided(logits.shape, logits.stride(), logits.storage_offset())

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_pipelines import check_that_kept_batches_stay
+from kept_batches import check_that_kept_batches_stay
 
 import fastaug
 from fastaug.config import TrainConfig

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from covering import pairwise
 from emulator import emulator, needs_emulator
 from literal import AVERAGES, literal_terms
 from torch import Tensor
@@ -130,9 +131,11 @@ def call(
     )
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("average", [*AVERAGES, None])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("architecture", "dtype", "average"),
+    pairwise(ARCHITECTURES, DTYPES, (*AVERAGES, None)),
+    ids=str,
+)
 def test_it_compiles(
     launcher: Callable[[int], Launcher], architecture: int, dtype: torch.dtype, average: str | None
 ) -> None:
@@ -165,7 +168,7 @@ def test_a_tile_fits_the_registers(
     assert int(stores) <= spilled
 
 
-def test_other_batches_weights_and_strides_are_not_compiled_anew(
+def test_other_batches_weights_and_strides_are_not_compiled_again(
     launcher: Callable[[int], Launcher],
 ) -> None:
     gpu = launcher(80)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_cuda_kernel import DOCUMENT, LIMITS, benchmark
+from compiled_resources import LIMITS, benchmark, check_resources
 
 from fastaug.runtime.device import cpp_compiler
 from fastaug.toolchain import nvrtc
@@ -36,17 +36,7 @@ from fastaug.views.render_spec import BORDERS, RenderSpec
 
 @pytest.mark.parametrize("architecture", benchmark.ARCHITECTURES)
 def test_every_kernel_compiles_without_spills_and_as_documented(architecture: str) -> None:
-    resources = benchmark.compiled_resources(VIEWS, architecture)
-    assert set(resources) == {"views_f32", "views_f16", "views_bf16"}
-    for name, used in resources.items():
-        assert used.stack == used.spilled == used.static_shared == 0, name
-        assert 0 < used.registers <= REGISTERS, name  # what the plan counts on
-    if f"NVRTC {nvrtc.nvrtc_version()}." in DOCUMENT.read_text():
-        documented = {
-            name: row.split(" | ")[benchmark.ARCHITECTURES.index(architecture)]
-            for name, row in re.findall(r"\| (views_\w+) \| (.+) \|", DOCUMENT.read_text())
-        }
-        assert documented == {name: str(used) for name, used in resources.items()}
+    check_resources(VIEWS, architecture, registers=REGISTERS)
 
 
 def test_arguments_have_the_types_that_kernels_take() -> None:

@@ -117,7 +117,7 @@ def main(args: Sequence[str]) -> int:
     out.mkdir(parents=True, exist_ok=True)
     os.environ["FASTAUG_CACHE"] = str(out / "cache")
     os.environ["OMP_NUM_THREADS"] = "1"
-    signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))  # likewise
+    signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))  # end in the same way
     tally = Tally()
     try:
         chaos = Chaos(options, out)

@@ -21,7 +21,7 @@ from chaos_scene import Fault, Scene, send
 
 
 def kill(scene: Scene, rng: random.Random) -> list[str]:
-    """SIGKILL: of the process; of two ranks one, which torchrun starts anew, or all of them."""
+    """SIGKILL: of the process; of two ranks one, which torchrun restarts, or all of them."""
     if scene.training.ranks > 1 and rng.random() < 0.6:
         return _lose_rank(scene, rng, signal.SIGKILL)
     if not scene.stop(signal.SIGKILL):
@@ -81,7 +81,7 @@ def _ask_to_end(scene: Scene, rng: random.Random, signum: signal.Signals) -> lis
 
 
 def _lose_rank(scene: Scene, rng: random.Random, signum: signal.Signals) -> list[str]:
-    """torchrun starts all ranks anew, from what was saved."""
+    """torchrun restarts all ranks, from what was saved."""
     training = scene.training
     training.bound(scene.next_start() or 0)
     before = training.pids()

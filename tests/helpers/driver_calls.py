@@ -18,10 +18,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from emulated_gpu import show_images, shown
 from emulator import emulator
+from expect import raises
 from literal import literal_terms
 
 from fastaug.errors import KernelUnavailableError
@@ -256,7 +256,7 @@ def check_errors(driver: FakeDriver) -> None:
     settings: dict = {"average": None, "kl_weight": 1.0, "label_smoothing": 0.0, "need_grad": True}
     kernel.value_and_grad(real, None, **settings)
     driver.fails = {"cuLaunchKernel": 701}
-    with pytest.raises(KernelUnavailableError, match="CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"):
+    with raises(KernelUnavailableError, "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"):
         kernel.value_and_grad(real, None, **settings)
     driver.fails = {}
     logits.shape = (2, 100_000, 4)

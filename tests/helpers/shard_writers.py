@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import color_image
+from color_folders import color_image
 from PIL import Image
 
 from fastaug.data.sources import open_split

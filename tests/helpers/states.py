@@ -1,7 +1,8 @@
-"""States of a training that tell their step, for tests of checkpoints."""
+"""States of a training in which every number is the step, for tests of checkpoints."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 
 from fastaug.config import TrainConfig
 from fastaug.runs.checkpoint import load_checkpoint
+from fastaug.runs.checkpoint_writer import CheckpointWriter
 
 SIZE = 10_000
 
@@ -28,3 +30,17 @@ def step_in(path: Path) -> int:
     state = load_checkpoint(path)
     assert (state["model"]["w"] == state["step"]).all()
     return state["step"]
+
+
+def save(
+    folder: Path,
+    *steps: int,
+    keep: int = 2,
+    say: Callable[[str], object] = print,
+    best: int | None = None,
+) -> None:
+    """Write checkpoints of these steps, each by a writer of its own as after a resume."""
+    for step in steps:
+        writer = CheckpointWriter(folder, keep=keep, say=say)
+        writer.save(state_of(step), best=step == best)
+        writer.close()

@@ -272,3 +272,19 @@ def pictures(side: int) -> dict[str, np.ndarray]:
         "white": np.full(shape, 255, np.uint8),
         "grey": np.full(shape, 77, np.uint8),
     }
+
+
+# Operations and arguments that reach both ends of each range.
+OPERATION_CASES = [
+    ("auto_contrast", ()),
+    ("equalize", ()),
+    ("invert", ()),
+    *(("posterize", (bits,)) for bits in (0, 1, 2, 4)),
+    *(("solarize", (threshold,)) for threshold in (0, 128, 256)),
+    *(("solarize_add", (addition,)) for addition in (0, 55, 110)),
+    *((n, (f,)) for n in ("color", "contrast", "brightness", "sharpness") for f in (0.1, 1.0, 1.9)),
+    *(("rotate", (angle,)) for angle in (0.0, 15.0, -15.0, 30.0)),
+    *((n, (s,)) for n in ("shear_x", "shear_y") for s in (0.15, -0.3)),
+    *((n, (p,)) for n in ("translate_x", "translate_y") for p in (5.0, -7.3)),
+    ("cutout", (3, 0, 11, 8)),
+]

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from expect import raises
 
 import fastaug
 from fastaug.config import TrainConfig
@@ -55,7 +56,7 @@ def test_round_trip(path: Path) -> None:
 
 def test_others_can_read_it(path: Path) -> None:
     state = torch.load(path, weights_only=True)
-    assert (state["format"], state["version"]) == (2, fastaug.__version__)
+    assert (state["format"], state["version"]) == (3, fastaug.__version__)
     assert torch.equal(state["model"]["w"], torch.arange(1000.0))
     with zipfile.ZipFile(path) as archive:
         assert archive.testzip() is None
@@ -82,7 +83,7 @@ def is_found_damaged(path: Path) -> bool:
     try:
         load_checkpoint(path)
     except DamagedCheckpointError as error:
-        return str(error).startswith(f"{path}: damaged")
+        return str(error).startswith(f"{path}: ")
     return False
 
 
@@ -114,19 +115,19 @@ def test_zeros_in_the_place_of_a_page_are_found(path: Path) -> None:
     """What a file system leaves after a power cut."""
     whole = path.read_bytes()
     path.write_bytes(whole[:1024] + bytes(1024) + whole[2048:])
-    with pytest.raises(DamagedCheckpointError, match="its checksum differs"):
+    with raises(DamagedCheckpointError, "checksum"):
         load_checkpoint(path)
 
 
 def test_a_checksum_that_is_missing(tmp_path: Path) -> None:
     torch.save({"format": 2, "version": fastaug.__version__, **STATE}, tmp_path / "x.pt")
-    with pytest.raises(DamagedCheckpointError, match=r"x\.pt: damaged \(its checksum is missing\)"):
+    with raises(DamagedCheckpointError, "x.pt"):
         load_checkpoint(tmp_path / "x.pt")
 
 
 def test_a_missing_checkpoint(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "no.pt"):
-        with pytest.raises(CheckpointError, match="no checkpoint there"):
+        with raises(CheckpointError, str(path)):
             load_checkpoint(path)
 
 
@@ -134,28 +135,26 @@ def test_a_pipe_or_a_device_is_not_read(tmp_path: Path) -> None:
     """The one would be waited for, the other has no end."""
     os.mkfifo(tmp_path / "last.pt")
     for path in (tmp_path / "last.pt", Path("/dev/zero")):
-        with pytest.raises(CheckpointError, match="no checkpoint there"):
+        with raises(CheckpointError, str(path)):
             load_checkpoint(path)
 
 
 def test_a_file_larger_than_the_memory(path: Path) -> None:
     os.truncate(path, 2**42)  # a hole, which takes no space
-    with pytest.raises(CheckpointError, match="4,398,046,511,104 bytes, over a third of the"):
+    with raises(CheckpointError, "4,398,046,511,104"):
         load_checkpoint(path)
 
 
-def test_weights_alone(tmp_path: Path) -> None:
+def test_a_file_of_weights(tmp_path: Path) -> None:
     (tmp_path / "best.safetensors").touch()
-    with pytest.raises(CheckpointError, match=r"weights alone, .*take the \.pt beside it"):
+    with raises(CheckpointError, "best.safetensors"):
         load_checkpoint(tmp_path / "best.safetensors")
 
 
 @pytest.mark.parametrize("content", [b"", b"text\n", b"PK\x03\x04", b"\x80\x02."], ids=repr)
 def test_what_is_no_checkpoint(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "last.pt").write_bytes(content)
-    with pytest.raises(
-        DamagedCheckpointError, match=r"last\.pt: damaged, or not a fastaug checkpoint"
-    ):
+    with raises(DamagedCheckpointError, "last.pt"):
         load_checkpoint(tmp_path / "last.pt")
 
 
@@ -165,13 +164,13 @@ def test_what_is_no_checkpoint(tmp_path: Path, content: bytes) -> None:
 def test_what_cannot_be_read_is_not_always_damaged(
     path: Path, monkeypatch: pytest.MonkeyPatch, number: int, damage: bool
 ) -> None:
-    """Damaged ones are put aside by --resume: not those of another user, or of a lost server."""
+    """Damaged ones are moved aside by --resume: not those of another user, or of a lost server."""
 
     def fails(_path: Path) -> bytes:
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(Path, "read_bytes", fails)
-    with pytest.raises(CheckpointError, match=r"cannot be read \(") as caught:
+    with raises(CheckpointError) as caught:
         load_checkpoint(path)
     assert isinstance(caught.value, DamagedCheckpointError) == damage
 
@@ -181,11 +180,9 @@ def test_too_little_memory_is_no_damage(path: Path, monkeypatch: pytest.MonkeyPa
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory\nsome frames of C++")
 
     monkeypatch.setattr(torch, "load", fails)
-    with pytest.raises(CheckpointError) as caught:
+    with raises(CheckpointError, f"{path} DefaultCPUAllocator:") as caught:
         load_checkpoint(path)
     assert type(caught.value) is CheckpointError
-    reason = "DefaultCPUAllocator: can't allocate memory"
-    assert str(caught.value) == f"{path}: cannot be loaded ({reason})"
 
 
 class TestOthersFiles:
@@ -228,7 +225,7 @@ class TestOthersFiles:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         for bomb in (content, with_checksum(content)):
             (tmp_path / "x.pt").write_bytes(bomb)
-            with pytest.raises(DamagedCheckpointError, match="compressed entries"):
+            with raises(DamagedCheckpointError, "compressed"):
                 load_checkpoint(tmp_path / "x.pt")
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # kB
 
@@ -245,7 +242,7 @@ class TestOthersFiles:
             archive.writestr("archive/room", random.Random(0).randbytes(5000))
         (tmp_path / "x.pt").write_bytes(with_checksum(file.getvalue()))
         assert torch.load(tmp_path / "x.pt")["step"] == 7  # torch itself does not mind
-        with pytest.raises(DamagedCheckpointError, match="compressed entries"):
+        with raises(DamagedCheckpointError, "compressed"):
             load_checkpoint(tmp_path / "x.pt")
 
     def test_many_entries_of_one_piece_of_data(self, tmp_path: Path) -> None:
@@ -258,7 +255,7 @@ class TestOthersFiles:
                 copy.filename = f"archive/data/{number}"
                 archive.filelist.append(copy)
         (tmp_path / "x.pt").write_bytes(with_checksum(file.getvalue()))
-        with pytest.raises(DamagedCheckpointError, match="entries larger than the file"):
+        with raises(DamagedCheckpointError, "larger"):
             load_checkpoint(tmp_path / "x.pt")
 
     def test_an_entry_that_claims_more_than_there_is(self, tmp_path: Path) -> None:
@@ -266,48 +263,42 @@ class TestOthersFiles:
         entry = archive.rindex(b"PK\x01\x02")
         archive[entry + 24 : entry + 28] = (1 << 31).to_bytes(4, "little")
         (tmp_path / "x.pt").write_bytes(with_checksum(bytes(archive)))
-        with pytest.raises(DamagedCheckpointError, match="entries larger than the file"):
+        with raises(DamagedCheckpointError, "larger"):
             load_checkpoint(tmp_path / "x.pt")
 
     def test_a_bare_state_dict(self, tmp_path: Path) -> None:
         torch.save({"weight": torch.zeros(3)}, tmp_path / "x.pt")
-        with pytest.raises(CheckpointError, match=r"x\.pt: not a fastaug .* \(a bare state_dict\?"):
+        with raises(CheckpointError, "x.pt state_dict?"):
             load_checkpoint(tmp_path / "x.pt")
 
     @pytest.mark.parametrize("state", [[1], {"format": 2}, {"format": 2, "config": 5}], ids=str)
     def test_another_structure(self, tmp_path: Path, state: object) -> None:
         (tmp_path / "x.pt").write_bytes(with_checksum(saved_by_torch(state)))
-        with pytest.raises(CheckpointError, match=r"x\.pt: not a fastaug checkpoint"):
+        with raises(CheckpointError, "x.pt"):
             load_checkpoint(tmp_path / "x.pt")
 
 
 class TestVersions:
     def test_format_1_is_refused_in_a_line(self, tmp_path: Path) -> None:
         torch.save({"format": 1, **STATE}, tmp_path / "old.pt")
-        with pytest.raises(CheckpointError) as caught:
+        with raises(CheckpointError, f"{tmp_path}/old.pt 1 {fastaug.__version__} 3") as caught:
             load_checkpoint(tmp_path / "old.pt")
         assert not isinstance(caught.value, DamagedCheckpointError)
-        assert str(caught.value) == (
-            f"{tmp_path}/old.pt: written in checkpoint format 1, and this is fastaug "
-            f"{fastaug.__version__}, which reads 2; load it with the version that wrote it"
-        )
 
     def test_a_later_format_names_its_version(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(checkpoint, "FORMAT", 3)
+        monkeypatch.setattr(checkpoint, "FORMAT", 4)
         monkeypatch.setattr(fastaug, "__version__", "99.0")
         write_checkpoint(tmp_path / "new.pt", STATE)
         monkeypatch.undo()
-        with pytest.raises(
-            CheckpointError, match=r"new\.pt: written by fastaug 99\.0 in checkpoint format 3, and"
-        ):
+        with raises(CheckpointError, "new.pt 99.0 4"):
             load_checkpoint(tmp_path / "new.pt")
 
     def test_a_setting_that_this_version_does_not_have(self, tmp_path: Path) -> None:
         write_checkpoint(tmp_path / "x.pt", STATE | {"config": {"views": 4, "wings": 2}})
         state = load_checkpoint(tmp_path / "x.pt")
-        with pytest.raises(ConfigError, match=r"unknown setting 'wings'.*another version"):
+        with raises(ConfigError, "wings"):
             TrainConfig.from_saved(state["config"])
 
 
@@ -386,8 +377,8 @@ class TestWriting:
             assert load_checkpoint(tmp_path / "x.pt")["step"] == 7
 
 
-def test_a_checkpoint_asks_for_tensors_alone(tmp_path: Path) -> None:
+def test_a_checkpoint_asks_only_for_tensors(tmp_path: Path) -> None:
     """torch's weights_only would make a bytearray of any size that a few bytes ask for."""
     write_checkpoint(tmp_path / "x.pt", {"config": {}, "filler": bytearray(16)})
-    with pytest.raises(DamagedCheckpointError, match=r"it asks for .*bytearray"):
+    with raises(DamagedCheckpointError, "bytearray"):
         load_checkpoint(tmp_path / "x.pt")

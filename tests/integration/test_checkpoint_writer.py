@@ -20,7 +20,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
-from states import SIZE, state_of, step_in
+from states import SIZE, save, state_of, step_in
 
 from fastaug.errors import CheckpointError
 from fastaug.runs import checkpoint_writer as saver
@@ -41,7 +41,7 @@ def wait_until(condition: Callable[[], object], seconds: float = 20) -> None:
 
 
 def forked(work: Callable[[Any], None]) -> tuple[multiprocessing.Process, Any]:
-    """A process that goes on from here, without importing torch anew, and what it says."""
+    """A process that goes on from here, without importing torch again, and what it says."""
     fork = multiprocessing.get_context("fork")
     ours, theirs = fork.Pipe()
 
@@ -160,10 +160,7 @@ class TestBesideTheTraining:
 
 class TestFiles:
     def test_the_newest_are_kept(self, tmp_path: Path, said: list[str]) -> None:
-        for step in (1, 2, 9, 10, 11):
-            writer = CheckpointWriter(tmp_path, keep=2, say=said.append)
-            writer.save(state_of(step))
-            writer.close()
+        save(tmp_path, 1, 2, 9, 10, 11, say=said.append)
         assert steps_in(tmp_path) == [10, 11]
         assert step_in(tmp_path / "last.pt") == 11
         newest = tmp_path / "checkpoints/step-000000011.pt"
@@ -172,16 +169,11 @@ class TestFiles:
 
     def test_a_later_step_of_before_takes_no_place(self, tmp_path: Path, said: list[str]) -> None:
         """As after going on from an older checkpoint in the same folder."""
-        for step in (90, 10, 20, 30):
-            writer = CheckpointWriter(tmp_path, keep=2, say=said.append)
-            writer.save(state_of(step))
-            writer.close()
+        save(tmp_path, 90, 10, 20, 30, say=said.append)
         assert steps_in(tmp_path) == [20, 30, 90]
 
     def test_the_best_for_others(self, tmp_path: Path, said: list[str]) -> None:
-        writer = CheckpointWriter(tmp_path, keep=2, say=said.append)
-        writer.save(state_of(3), best=True)
-        writer.close()
+        save(tmp_path, 3, say=said.append, best=3)
         assert step_in(tmp_path / "best.pt") == 3
         weights = load_file(tmp_path / "best.safetensors")
         assert {name: w.unique().tolist() for name, w in weights.items()} == {"w": [3.0]}
@@ -195,9 +187,7 @@ class TestFiles:
             raise OSError(errno.EPERM, "Operation not permitted")
 
         monkeypatch.setattr(os, "link", link)
-        writer = CheckpointWriter(tmp_path, keep=2, say=said.append)
-        writer.save(state_of(3))
-        writer.close()
+        save(tmp_path, 3, say=said.append)
         assert said == []
         assert step_in(tmp_path / "last.pt") == 3
         newest = tmp_path / "checkpoints/step-000000003.pt"
@@ -228,9 +218,7 @@ class TestFiles:
         monkeypatch.setattr(os, "replace", spy_replace)
         if not links:
             monkeypatch.setattr(os, "link", lambda *_names: os.stat("/no/such/file"))
-        writer = CheckpointWriter(tmp_path, keep=2, say=said.append)
-        writer.save(state_of(3), best=True)
-        writer.close()
+        save(tmp_path, 3, say=said.append, best=3)
         # last.pt knows of the evaluation that made it the best, and so comes after best.pt.
         names = ("best.pt", "best.safetensors", "step-000000003.pt", "last.pt")
         assert renamed == [(name, True) for name in names]
@@ -313,9 +301,7 @@ class TestADiskThatFails:
         monkeypatch.setattr(saver, "write_checkpoint", write)
         monkeypatch.setattr(saver, "PATIENCE_AT_THE_END", 20)
         for outage in (1, 2):
-            writer = CheckpointWriter(tmp_path, keep=2, say=said.append)
-            writer.save(state_of(outage))
-            writer.close()
+            save(tmp_path, outage, say=said.append)
             assert [line.split(":")[0] for line in said] == [
                 *("warning", "the checkpoint could be written now")
             ] * outage
@@ -349,9 +335,7 @@ class TestADiskThatFails:
         earlier: bool,
     ) -> None:
         if earlier:
-            writer = CheckpointWriter(tmp_path, keep=2, say=said.append)
-            writer.save(state_of(1))
-            writer.close()
+            save(tmp_path, 1, say=said.append)
         go_on = threading.Event()
 
         def full(_path: Path, _state: dict[str, Any]) -> None:
@@ -377,7 +361,7 @@ class TestADiskThatFails:
             + ("--resume" if earlier else "start anew")
         )
         assert (tmp_path / "last.pt").exists() == earlier
-        # That it takes a while is said, once.
+        # That it takes a while is reported once.
         seconds = f"for up to {saver.PATIENCE_AT_THE_END:g} s more"
         assert [seconds in line for line in said] == [False, True][-len(said) :]
         assert len(said) == (2 if when == "during the run" else 1)
@@ -390,9 +374,7 @@ class TestADiskThatFails:
             raise ValueError("what no one thought of")
 
         monkeypatch.setattr(saver, "write_checkpoint", broken)
-        writer = CheckpointWriter(tmp_path, keep=2, say=said.append)
-        writer.save(state_of(1))
-        writer.close()
+        save(tmp_path, 1, say=said.append)
         assert "(what no one thought of)" in said[0]
         assert step_in(tmp_path / "last.pt") == 1
 

@@ -11,6 +11,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from expect import missing, raises
 
 import fastaug
 from fastaug import __main__, cli, doctor, evaluate, export, preview, scan, train
@@ -44,55 +45,44 @@ def fail(capsys: pytest.CaptureFixture, *args: str, main: Callable = train.main)
 
 
 @pytest.mark.parametrize(
-    ("flags", "message"),
+    ("flags", "names"),
     [
-        ("--views x", "--views: must be a whole number, got 'x'"),
-        ("--lr fast", "--lr: must be a number, got 'fast'"),
-        ("--viewz 3", "--viewz, 3; did you mean --views"),
-        ("--average means", "invalid choice 'means' for argument '--average'"),
-        ("--views", "Missing value for argument '--views'"),
-        ("--batch-size 66", "multiple of --views (4); got 66, nearest: 64 or 68"),
-        ("--recipe imagenet-nf-resnet5", "did you mean imagenet-nf-resnet50"),
-        ("--data nowhere", "nowhere: no such file or folder"),
-        ("--recipe imagenet-nf-resnet50", "give --data PATH"),
-        ("--resume nowhere", "nowhere: no checkpoint there"),
-        ("stray", "Unrecognized options: stray"),
+        ("--views x", "--views x"),
+        ("--lr fast", "--lr fast"),
+        ("--viewz 3", "--viewz --views"),
+        ("--average means", "means --average"),
+        ("--views", "--views"),
+        ("--batch-size 66", "--views 4 66 64 68"),
+        ("--recipe imagenet-nf-resnet5", "imagenet-nf-resnet50"),
+        ("--data nowhere", "nowhere"),
+        ("--recipe imagenet-nf-resnet50", "--data"),
+        ("--resume nowhere", "nowhere"),
+        ("stray", "stray"),
+        # From here on with data, which these need.
+        ("--model wrn-17-2 --data DATA", "wrn-17-2 wrn-16-2"),
+        ("--model nf_resnet5 --data DATA", "nf_resnet5 nf_resnet50"),
+        ("--kernel referense --data DATA", "referense reference"),
+        ("--optimizer apex --data DATA", "apex --optimizer"),
+        ("--dropout 0.5 --data DATA", "dropout 0.5"),
+        ("--batch-size 400 --data DATA", "36 100"),
     ],
 )
 def test_a_mistake_ends_with_one_line(
-    flags: str, message: str, capsys: pytest.CaptureFixture
+    flags: str, names: str, folder: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    assert message in fail(capsys, *flags.split())
+    message = fail(capsys, *flags.replace("DATA", str(folder)).split())
+    assert missing(message, names) == []
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ("--model wrn-17-2", "nearest: wrn-16-2"),
-        ("--model nf_resnet5", "nf_resnet50"),
-        ("--kernel referense", "did you mean reference"),
-        ("--optimizer apex", "NVIDIA's apex is not installed"),
-        ("--dropout 0.5", "has no dropout"),
-        ("--batch-size 400", "36 images are less than one optimizer step of 100"),
-    ],
-)
-def test_a_mistake_that_needs_the_data(
-    flags: str, message: str, folder: Path, capsys: pytest.CaptureFixture
-) -> None:
-    assert message in fail(capsys, "--data", str(folder), *flags.split())
-
-
-@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
-def test_a_mistake_in_a_terminal_of_any_encoding(encoding: str) -> None:
+def test_a_mistake_in_a_terminal_without_unicode() -> None:
     result = subprocess.run(
         [sys.executable, "-m", "fastaug.train", "--viewz", "3", "--precision", "fp8"],
-        env=os.environ | {"PYTHONIOENCODING": encoding},
+        env=os.environ | {"PYTHONIOENCODING": "ascii"},
         capture_output=True,
         text=True,
     )
     assert result.returncode == 2
-    expected = "error: invalid choice 'fp8' for argument '--precision'. Expected one of"
-    assert result.stderr.startswith(expected)
+    assert missing(result.stderr, "error: fp8 --precision") == []
     assert result.stderr.count("\n") == 1
 
 
@@ -184,10 +174,10 @@ class TestConfigure:
         assert older.run.out != config.run.out
         resumed, checkpoint = train.configure(["--resume", "auto", "--out", config.run.out])
         assert checkpoint == Path(config.run.out) / "last.pt"
-        with pytest.raises(CheckpointError, match=r"--views 2 \(here: 4\)"):
+        with raises(CheckpointError, "--views 2 4"):
             train.Trainer(*train.configure(["--resume", config.run.out, "--views", "4"]))
 
-    def test_auto_without_a_checkpoint_starts_anew(
+    def test_auto_without_a_checkpoint_starts_from_the_beginning(
         self, tmp_path: Path, capsys: pytest.CaptureFixture
     ) -> None:
         _, checkpoint = train.configure(["--resume", "auto", "--out", str(tmp_path)])
@@ -213,7 +203,7 @@ class TestCommands:
         assert "did you mean train" in fail(capsys, "tran", main=__main__.main)
 
 
-def test_from_a_shell(folder: Path, tmp_path: Path) -> None:
+def test_from_a_shell(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     """Train a little and evaluate, as the README has it."""
     small = "--model wrn-10-1 --size 16 --views 2 --batch-size 16 --epochs 1 --workers 1 --tta 2"
     command = [sys.executable, "-m", "fastaug.train", *small.split(), "--data", str(folder)]
@@ -222,13 +212,5 @@ def test_from_a_shell(folder: Path, tmp_path: Path) -> None:
     assert "Traceback" not in trained.stderr
     (run,) = (tmp_path / "runs").iterdir()
     assert json.loads((run / "summary.json").read_text())["finished"]
-    command = [sys.executable, "-m", "fastaug.evaluate", str(run / "best.pt"), "--tta", "3"]
-    evaluated = subprocess.run(
-        command, cwd=tmp_path.parent, capture_output=True, text=True, check=True
-    )
-    assert "3 views, averaged logits" in evaluated.stdout
-    wrong = subprocess.run(
-        [sys.executable, "-m", "fastaug.train", "--views", "3"], capture_output=True, text=True
-    )
-    assert wrong.returncode == 2
-    assert len(wrong.stderr.strip().splitlines()) == 1
+    assert cli.run(evaluate.main, [str(run / "best.pt"), "--tta", "3"]) == 0
+    assert "3 views, averaged logits" in capsys.readouterr().out

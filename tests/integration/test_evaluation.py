@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import write_folder
+from color_folders import write_folder
 from torch import nn
 
 from fastaug import cli, evaluate, train

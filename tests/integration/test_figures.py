@@ -17,7 +17,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import LineCollection
 from PIL import Image
 from run_folders import RunWriter
-from test_layering import imports
+from source_imports import imports
 
 from fastaug import cli, figures
 from fastaug.config import TrainConfig

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from states import state_of, step_in
+from expect import missing, raises
+from states import save, state_of, step_in
 
 from fastaug import train
 from fastaug.errors import CheckpointError, ConfigError
 from fastaug.runs.checkpoint import write_checkpoint
-from fastaug.runs.checkpoint_writer import CheckpointWriter
 from fastaug.runs.resume import find_checkpoint, newest_checkpoint
 
 
@@ -30,12 +30,12 @@ class TestNewest:
     """Files apart from each other here, as on file systems without links."""
 
     @pytest.mark.parametrize("damaged", [*itertools.product([False, True], repeat=3)], ids=str)
-    @pytest.mark.parametrize("missing", [(), NAMES[:1], NAMES[1:]], ids=["", "last", "steps"])
+    @pytest.mark.parametrize("absent", [(), NAMES[:1], NAMES[1:]], ids=["", "last", "steps"])
     def test_damaged_ones(
-        self, tmp_path: Path, said: list[str], damaged: tuple[bool, ...], missing: tuple[str, ...]
+        self, tmp_path: Path, said: list[str], damaged: tuple[bool, ...], absent: tuple[str, ...]
     ) -> None:
         (tmp_path / "checkpoints").mkdir()
-        there = {name: bad for name, bad in zip(NAMES, damaged, strict=True) if name not in missing}
+        there = {name: bad for name, bad in zip(NAMES, damaged, strict=True) if name not in absent}
         for name, bad in there.items():
             write_checkpoint(tmp_path / name, state_of(30))
             if bad:
@@ -45,17 +45,14 @@ class TestNewest:
         whole = next((i for i, name in enumerate(names) if not there[name]), None)
         if whole is None:
             for _ in range(2):  # and not a new beginning when it is tried again
-                with pytest.raises(CheckpointError, match=f"{tmp_path}: no checkpoint of it is"):
+                with raises(CheckpointError, f"{tmp_path}"):
                     newest_checkpoint(tmp_path, said.append)
             aside = []
         else:
             assert newest_checkpoint(tmp_path, said.append) == tmp_path / names[whole]
             aside = names[:whole]
-        assert said == [
-            f"warning: {tmp_path / name}: damaged (its checksum differs); it is put aside, and the "
-            "one before is taken"
-            for name in aside
-        ]
+        named = zip(said, aside, strict=True)
+        assert all(missing(line, f"warning: {tmp_path / name}") == [] for line, name in named)
         left = {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()}
         assert left == {name + ".damaged" * (name in aside) for name in names}
 
@@ -74,10 +71,7 @@ class TestNewest:
         assert said == []
 
     def test_steps_are_numbers(self, tmp_path: Path, said: list[str]) -> None:
-        for step in (999_999_999, 5):
-            writer = CheckpointWriter(tmp_path, keep=2, say=said.append)
-            writer.save(state_of(step))
-            writer.close()
+        save(tmp_path, 999_999_999, 5, say=said.append)
         (tmp_path / "last.pt").unlink()
         newest = newest_checkpoint(tmp_path, said.append)
         assert newest is not None
@@ -85,7 +79,7 @@ class TestNewest:
 
     def test_one_of_another_version_is_not_put_aside(self, tmp_path: Path, said: list[str]) -> None:
         torch.save({"format": 1, **state_of(5)}, tmp_path / "last.pt")
-        with pytest.raises(CheckpointError, match="written in checkpoint format 1"):
+        with raises(CheckpointError, "1"):
             newest_checkpoint(tmp_path, said.append)
         assert (tmp_path / "last.pt").exists()
 
@@ -109,12 +103,12 @@ class TestWhatResumeMeans:
         assert find_checkpoint("auto", "elsewhere", said.append) is None
         # A file that was named is there, or an error when it is loaded.
         assert find_checkpoint("nowhere", "", said.append) == Path("nowhere")
-        with pytest.raises(CheckpointError, match=r"no checkpoint to go on from.*start anew"):
+        with raises(CheckpointError, str(tmp_path)):
             find_checkpoint(str(tmp_path), "", said.append)
 
     @pytest.mark.parametrize("last", [None, b"torn"])
     @pytest.mark.parametrize("whole", [True, False])
-    def test_the_best_alone_is_left(
+    def test_only_the_best_is_left(
         self, tmp_path: Path, said: list[str], last: bytes | None, whole: bool
     ) -> None:
         """It is named as the way out if it is one."""
@@ -126,8 +120,8 @@ class TestWhatResumeMeans:
             (tmp_path / "last.pt").write_bytes(last)
         with pytest.raises(CheckpointError) as caught:
             find_checkpoint(str(tmp_path), "", said.append)
-        assert (f"of step 1,234: --resume {best} --out NEW" in str(caught.value)) == whole
-        assert str(caught.value).endswith("start anew, in another --out") != whole
+        assert (missing(str(caught.value), f"1,234 --resume {best}") == []) == whole
+        assert missing(str(caught.value), "--out") == []
 
     @pytest.mark.usefixtures("_runs")
     @pytest.mark.parametrize(
@@ -157,7 +151,7 @@ class TestWhatResumeMeans:
         stamp = last.stat().st_mtime
         last.write_bytes(b"torn")
         os.utime(last, (stamp, stamp))
-        for warnings in (1, 1):  # and the next time, when it has been put aside
+        for warnings in (1, 1):  # and the next time, when it has been moved aside
             assert find_checkpoint("auto", "", said.append) == whole
             assert len(said) == warnings
 
@@ -171,10 +165,7 @@ class TestWhereARunGoesOn:
         monkeypatch.chdir(tmp_path)
         folder = Path("runs/x")
         folder.mkdir(parents=True)
-        for step in (10, 20, 30):
-            writer = CheckpointWriter(folder, keep=3, say=print)
-            writer.save(state_of(step), best=step == 20)
-            writer.close()
+        save(folder, 10, 20, 30, keep=3, best=20)
         return folder
 
     @pytest.mark.parametrize("resume", ["auto", "runs/x", "./runs/x/", "runs/x/last.pt"])
@@ -191,7 +182,7 @@ class TestWhereARunGoesOn:
             (run / name).write_bytes(content[:9000])
         config, checkpoint = train.configure(["--resume", resume])
         assert (checkpoint, config.run.out) == (run / NAMES[2], "runs/x")
-        assert capsys.readouterr().err.count("it is put aside") == 2
+        assert capsys.readouterr().err.count("warning: ") == 2
         assert not (run / "last.pt").exists()
         again, checkpoint = train.configure(["--resume", resume])
         assert (checkpoint, again.run.out) == (run / NAMES[2], "runs/x")
@@ -205,7 +196,7 @@ class TestWhereARunGoesOn:
         config, _ = train.configure(["--resume", f"runs/x/{name}", "--out", "runs/y"])
         assert config.run.out == "runs/y"
 
-    def test_out_alone_decides_with_auto(
+    def test_only_out_decides_with_auto(
         self, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     ) -> None:
         config, checkpoint = train.configure(["--resume", "auto", "--out", str(tmp_path / "new")])
@@ -214,7 +205,7 @@ class TestWhereARunGoesOn:
         config, checkpoint = train.configure(["--resume", "auto", "--out", "runs/x"])
         assert (checkpoint, config.run.out) == (run / "last.pt", "runs/x")
 
-    def test_what_the_earlier_invocation_alone_was_told(self, run: Path) -> None:
+    def test_what_only_the_earlier_invocation_was_told(self, run: Path) -> None:
         state = state_of(40)
         told = {"max_steps": 5, "profile": True, "debug": True, "views": 2, "out": "elsewhere"}
         state["config"] |= told
@@ -227,7 +218,7 @@ class TestWhereARunGoesOn:
         state = state_of(40)
         state["config"]["wings"] = 2
         write_checkpoint(run / "last.pt", state)
-        with pytest.raises(ConfigError, match=r"unknown setting 'wings'.*another version"):
+        with raises(ConfigError, "wings"):
             train.configure(["--resume", "runs/x"])
 
     def test_a_kernel_of_one_s_own_is_named_again(self, run: Path) -> None:
@@ -235,11 +226,11 @@ class TestWhereARunGoesOn:
         state = state_of(40)
         state["config"]["kernel"] = "their.module:kernel"
         write_checkpoint(run / "last.pt", state)
-        with pytest.raises(ConfigError, match=r"their\.module:kernel, which is code: name it"):
+        with raises(ConfigError, "their.module:kernel"):
             train.configure(["--resume", "runs/x"])
         config, _ = train.configure(["--resume", "runs/x", "--kernel", "reference"])
         assert config.loss.kernel == "reference"
 
     def test_a_folder_without_one(self, tmp_path: Path) -> None:
-        with pytest.raises(CheckpointError, match="no checkpoint to go on from"):
+        with raises(CheckpointError, str(tmp_path)):
             train.configure(["--resume", str(tmp_path)])

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from expect import missing, raises
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -36,6 +37,31 @@ def records(path: Path) -> list[dict]:
 
 def limit_files_to(size: int) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+
+def test_a_run_s_files(tmp_path: Path, tiny: Tiny) -> None:
+    run = RunFolder(tiny(), say=print).open()
+    run.write("train", 2, {"loss": 1.5}, {"views_per_s": 100.0})
+    run.write_picture("views", Image.new("RGB", (24, 16)))
+    run.write_summary({"finished": True})
+    run.close()
+    assert records(run.path) == [
+        {"kind": "train", "step": 2, "loss": 1.5, "timing": {"views_per_s": 100.0}}
+    ]
+    config = json.loads((run.path / "config.json").read_text())
+    assert TrainConfig.from_saved(config) == tiny()
+    events = EventAccumulator(str(run.path))
+    events.Reload()
+    assert events.Scalars("train/loss")[0].value == 1.5
+    assert events.Scalars("train/views_per_s")[0].step == 2
+    picture = events.Images("views")[0]
+    assert (picture.width, picture.height) == (24, 16)
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path, tiny: Tiny) -> None:
+    (tmp_path / "file").touch()
+    with raises(ConfigError, "--out"):
+        RunFolder(tiny(out=str(tmp_path / "file/run")), say=print).open()
 
 
 @pytest.mark.parametrize("limit", [1000, 1001, 1037, 6100])
@@ -74,8 +100,7 @@ def test_lines_wait_for_a_disk_that_is_full_for_a_while(
     assert records(tmp_path) == [
         {"kind": "train", "step": step, "loss": 1 / (step + 1), "timing": {}} for step in range(600)
     ]
-    warning = "metrics.jsonl cannot be written (File too large); its lines are kept and tried again"
-    assert said == [f"warning: {warning}"] * 2
+    assert [missing(line, "warning: metrics.jsonl") for line in said] == [[], []]
 
 
 def test_lines_that_never_could_be_written_are_told(
@@ -93,7 +118,7 @@ def test_lines_that_never_could_be_written_are_told(
             run.write("train", step, {}, {})
         run.close()
     assert len(said) == 2
-    assert said[1] == "warning: the last 3 lines of metrics.jsonl could not be written"
+    assert missing(said[1], "warning: 3 metrics.jsonl") == []
 
 
 def test_what_is_no_number_is_null(tmp_path: Path, tiny: Tiny) -> None:
@@ -162,13 +187,17 @@ def test_resuming_leaves_whole_lines(tmp_path: Path, tiny: Tiny, tail: bytes) ->
     run = RunFolder(tiny(out=str(tmp_path)), say=print).open()
     for step in (2, 4, 6):
         run.write("train", step, {}, {})
+    for kind in ("partial", "final"):
+        run.write(kind, 4, {}, {})
     run.close()
     with (tmp_path / "metrics.jsonl").open("ab") as file:
         file.write(tail)
     run = RunFolder(tiny(out=str(tmp_path)), say=print, resume_step=4).open()
     run.write("train", 5, {}, {})
     run.close()
-    assert [record["step"] for record in records(tmp_path)] == [2, 4, 5]
+    assert [(r["kind"], r["step"]) for r in records(tmp_path)] == [
+        ("train", step) for step in (2, 4, 5)
+    ]
 
 
 def test_an_evaluation_that_is_made_again_is_written_once(tmp_path: Path, tiny: Tiny) -> None:
@@ -187,10 +216,13 @@ def test_an_evaluation_that_is_made_again_is_written_once(tmp_path: Path, tiny: 
 
 @pytest.mark.parametrize("name", ["last.pt", "checkpoints/step-000000004.pt"])
 def test_a_run_is_not_written_over(tmp_path: Path, tiny: Tiny, name: str) -> None:
-    """Also one whose last.pt was damaged and put aside."""
+    """Also one whose last.pt was damaged and moved aside."""
+    config = tiny(out=str(tmp_path))
+    for _ in range(2):  # no checkpoint yet: nothing to lose
+        RunFolder(config, say=print).open().close()
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).touch()
-    with pytest.raises(ConfigError, match="holds a run already; continue it with --resume"):
+    with raises(ConfigError, "--resume"):
         RunFolder(tiny(out=str(tmp_path)), say=print).open()
 
 
@@ -219,7 +251,7 @@ def test_the_summary_is_tried_for_a_while(
         assert (len(waits), said) == (failures, [])
     else:
         assert len(waits) == 9
-        assert said == ["warning: summary.json cannot be written (No space left on device)"]
+        assert [missing(line, "warning: summary.json") for line in said] == [[]]
 
 
 def test_a_list_of_bad_images_that_cannot_be_written(tmp_path: Path, tiny: Tiny) -> None:

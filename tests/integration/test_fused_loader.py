@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from expect import raises
 from mutants import encode
 from PIL import Image
 
@@ -141,12 +142,6 @@ class TestViews:
             )
             same(list(ours), list(theirs), 2e-4)
 
-    @pytest.mark.parametrize("workers", [0, 1, 5])
-    def test_workers_and_prefetch_change_nothing(self, photos: str, workers: int) -> None:
-        config = TrainConfig.from_flat(data=photos, augment="randaugment", batch_size=8, **FUSED)
-        other = config.replace(workers=workers, prefetch=1 + workers)
-        same(list(fastaug.build_loader(config)), list(fastaug.build_loader(other)), 0)
-
 
 class TestRuns:
     @pytest.mark.parametrize("at", [1, 2, 5])
@@ -160,18 +155,6 @@ class TestRuns:
         second.load_state_dict(first.state_dict())
         same([*before, *second], whole, 0)
 
-    def test_a_pass_that_is_broken_off_leaves_nothing_behind(self, photos: str) -> None:
-        loader = fastaug.build_loader(TrainConfig.from_flat(data=photos, batch_size=8, **FUSED))
-        whole = list(loader)
-        for count in (0, 1, 2):
-            loader.set_epoch(0)
-            batches = iter(loader)
-            for _ in range(count):
-                next(batches)
-            batches.close()  # type: ignore[attr-defined]
-        loader.set_epoch(0)
-        same(list(loader), whole, 0)
-
     def test_a_file_that_changed_under_the_run(
         self, tmp_path: Path, photos: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -181,7 +164,7 @@ class TestRuns:
         loader = fastaug.build_loader(config)
         victim = sorted((tmp_path / "copy/train").rglob("*.jpeg"))[0]
         victim.write_bytes(encode(Image.new("RGB", (6, 5)), "JPEG"))
-        with pytest.raises(DataError, match="has changed"):
+        with raises(DataError, victim.name, "changed"):
             list(loader)
 
     def test_views_keep_their_memory_when_the_loader_is_gone(self, in_memory: str) -> None:
@@ -242,7 +225,7 @@ class TestRuns:
 
 class TestChoice:
     @pytest.fixture(autouse=True)
-    def anew(self, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown_engines(self, compiled_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(engine, "_reports", {})
 
     def config(self, **changes: object) -> TrainConfig:
@@ -266,7 +249,7 @@ class TestChoice:
     def test_another_device(self) -> None:
         images = [torch.zeros(9, 9, 3, dtype=torch.uint8)]
         plan = fastaug.plan_views(images, views=2, size=8)
-        with pytest.raises(KernelUnavailableError, match="made on cpu and cuda, not on meta"):
+        with raises(KernelUnavailableError, "cpu meta"):
             fastaug.make_views([image.to("meta") for image in images], plan)
 
     def test_dali_s_own_policy_is_for_its_operators(self, caplog: pytest.LogCaptureFixture) -> None:
@@ -282,7 +265,7 @@ class TestChoice:
         with caplog.at_level(logging.INFO, "fastaug"):
             assert engine.resolve_engine(self.config().view, torch.device("cpu")) is None
         assert "views engine: dali (fused views on cpu: needs a C++ compiler" in caplog.text
-        with pytest.raises(KernelUnavailableError, match="; use --views-engine dali, or auto"):
+        with raises(KernelUnavailableError, "--views-engine dali"):
             engine.resolve_engine(self.config(views_engine="fused").view, torch.device("cpu"))
 
     def test_one_that_is_refused(
@@ -292,7 +275,7 @@ class TestChoice:
         monkeypatch.setattr(admission, "compare", lambda *_: report)
         assert engine.resolve_engine(self.config().view, torch.device("cpu")) is None
         assert "off by 7 x the tolerance" in caplog.text
-        with pytest.raises(KernelUnavailableError, match="refused, 3 cases; off by 7 x"):
+        with raises(KernelUnavailableError, "3 7"):
             engine.resolve_engine(self.config(views_engine="fused").view, torch.device("cpu"))
 
 

@@ -1,16 +1,15 @@
-"""Kernels through the command line: one's own, a wrong one, and that all train alike."""
+"""Kernels through the command line: built-in, one's own and a wrong one."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from expect import missing
+from training import metrics
 
 import fastaug
+from fastaug import cli, train
 
 ROOT = Path(__file__).parents[2]
 SMALL = (
@@ -19,62 +18,37 @@ SMALL = (
 )
 
 
-def train(folder: Path, out: Path, kernel: str, **environment: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "fastaug.train", *SMALL.split(), "--kernel", kernel]
-    return subprocess.run(
-        [*command, "--data", str(folder), "--out", str(out)],
-        cwd=ROOT,  # where examples/ is found
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-    )
+@pytest.fixture(autouse=True)
+def where_examples_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT)
 
 
-def losses(out: Path) -> list[float]:
-    records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [record["loss"] for record in records if record["kind"] == "train"]
+def code_and_losses(folder: Path, out: Path, kernel: str) -> tuple[int, list[float]]:
+    """The exit code of a training, and its loss step by step."""
+    flags = [*SMALL.split(), "--kernel", kernel, "--data", str(folder), "--out", str(out)]
+    code = cli.run(train.main, flags)
+    found = metrics(out, "train") if (out / "metrics.jsonl").exists() else []
+    return code, [record["loss"] for record in found]
 
 
-@pytest.fixture(scope="module")
-def curve(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
-    """The training loss of the reference kernel, step by step."""
-    out = tmp_path_factory.mktemp("reference") / "run"
-    done = train(folder, out, "reference")
-    assert done.returncode == 0, done.stderr
-    assert len(losses(out)) >= 8
-    return losses(out)
-
-
-@pytest.mark.parametrize(
-    ("kernel", "environment"),
-    [
-        ("native", {}),
-        ("examples.autograd_kernel:kernel", {}),
-        ("triton", {"TRITON_INTERPRET": "1"}),
-    ],
-)
-def test_all_kernels_follow_the_same_curve(
-    kernel: str, environment: dict[str, str], folder: Path, tmp_path: Path, curve: list[float]
-) -> None:
-    done = train(folder, tmp_path / "run", kernel, **environment)
-    assert done.returncode == 0, done.stderr
-    assert losses(tmp_path / "run") == pytest.approx(curve, rel=1e-3)
+def test_all_kernels_follow_the_same_curve(folder: Path, tmp_path: Path) -> None:
+    code, expected = code_and_losses(folder, tmp_path / "reference", "reference")
+    assert (code, len(expected)) == (0, 8)
+    for kernel in ("native", "examples.autograd_kernel:kernel"):
+        code, losses = code_and_losses(folder, tmp_path / kernel, kernel)
+        assert code == 0
+        assert losses == pytest.approx(expected, rel=1e-3)
 
 
 def test_a_kernel_that_is_wrong_is_refused_with_its_worst_case(
-    folder: Path, tmp_path: Path
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    done = train(folder, tmp_path / "run", "examples.cancelling_kernel:kernel")
-    assert done.returncode == 2
-    assert (
-        done.stderr.strip()
-        .splitlines()[-1]
-        .startswith("error: kernel 'cancelling' on cpu: refused, 29 cases; kl off by")
-    )
-    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+    kernel = "examples.cancelling_kernel:kernel"
+    assert code_and_losses(folder, tmp_path / "run", kernel) == (2, [])
+    message = capsys.readouterr().err.strip().splitlines()[-1]
+    assert missing(message, "error: cancelling cpu kl float32") == []
 
 
-def test_the_examples_are_short_and_judged_as_they_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(ROOT)
+def test_the_examples_are_judged_as_they_say() -> None:
     assert fastaug.check_kernel("examples.autograd_kernel:kernel").admitted
     assert not fastaug.check_kernel("examples.cancelling_kernel:kernel").admitted

@@ -1,8 +1,7 @@
-"""Steps whose loss or gradient is no number: as if they had not been, and said."""
+"""Steps with a non-finite loss or gradient change nothing, and are reported."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,8 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from expect import missing, raises
 from ranks import run_ranks
 from torch import Tensor
+from training import metrics
 
 from fastaug.config import TrainConfig
 from fastaug.data.sources import open_split
@@ -29,7 +30,7 @@ Tiny = Callable[..., TrainConfig]
 
 
 class Poisoned:
-    """A loader in whose first epoch the views of some images are no numbers."""
+    """A loader in whose first epoch the views of some images are NaN."""
 
     def __init__(self, loader: Any, images: set[int]) -> None:
         self.loader, self.poisonous = loader, torch.tensor(sorted(images))
@@ -90,16 +91,15 @@ def leave_out(monkeypatch: pytest.MonkeyPatch, left_out: set[int]) -> None:
     monkeypatch.setattr(Learner, "update", no_update)
 
 
-def records(folder: Path, kind: str) -> list[dict]:
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    return [record for record in map(json.loads, lines) if record["kind"] == kind]
-
-
-@pytest.mark.parametrize("step", [0, 2])
 @pytest.mark.parametrize(
-    "changes",
-    [{}, {"ema": 0.9, "accumulate": 2}, {"model": "resnet18", "max_steps": 4, "lr": 0.01}],
-    ids=["plain", "ema-parts", "batch-norm"],
+    ("step", "changes"),
+    [
+        (0, {}),
+        (0, {"ema": 0.9, "accumulate": 2}),
+        (2, {"ema": 0.9, "accumulate": 2}),
+        (2, {"model": "resnet18", "max_steps": 4, "lr": 0.01}),
+    ],
+    ids=["plain", "ema-parts-first", "ema-parts", "batch-norm"],
 )
 def test_a_bad_step_is_as_if_it_had_not_been(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch, step: int, changes: dict
@@ -117,13 +117,13 @@ def test_a_bad_step_is_as_if_it_had_not_been(
     for part in ("model", "ema", "optimizer"):
         torch.testing.assert_close(ours[part], theirs[part], rtol=0, atol=0)
 
-    (skipped,) = records(Path(config.run.out), "skipped")
-    # Batch norm makes one image that is no number those of its batch.
+    (skipped,) = metrics(Path(config.run.out), "skipped")
+    # Through batch norm one NaN image makes its whole batch NaN.
     culprits = batch if config.model.model == "resnet18" else [batch[1]]
     assert (skipped["step"], sorted(skipped["culprits"])) == (step + 1, sorted(culprits))
     assert sorted(skipped["images"]) == sorted(batch)
-    assert [r["skipped_steps"] for r in records(Path(config.run.out), "train")][-1] == 1
-    losses = [r["loss"] for r in records(Path(config.run.out), "train")]
+    assert [r["skipped_steps"] for r in metrics(Path(config.run.out), "train")][-1] == 1
+    losses = [r["loss"] for r in metrics(Path(config.run.out), "train")]
     assert all(math.isfinite(loss) for loss in losses)
 
 
@@ -150,7 +150,7 @@ def test_the_scale_of_fp16_backs_off(tiny: Tiny, monkeypatch: pytest.MonkeyPatch
     Trainer(config).fit()
     state = load_checkpoint(Path(config.run.out) / "last.pt")
     assert state["scaler"]["scale"] == 65536 / 4
-    assert [r["fp16_scale"] for r in records(Path(config.run.out), "skipped")] == [32768, 16384]
+    assert [r["fp16_scale"] for r in metrics(Path(config.run.out), "skipped")] == [32768, 16384]
 
 
 @pytest.mark.parametrize("bad", [(1, 2), (0, 2, 3)], ids=["within", "at its end"])
@@ -163,15 +163,11 @@ def test_too_many_in_a_row(
     number, first = bad[-2] + 1, batches[-2]
     with monkeypatch.context() as patch:
         poison(patch, {batch[5] for batch in batches})
-        with pytest.raises(
-            NonFiniteError, match=rf"2 steps in a row .*from step {number} on"
-        ) as raised:
+        with raises(NonFiniteError, f"2 {number}") as raised:
             Trainer(config).fit()
     out = Path(config.run.out)
-    said = str(raised.value)
     image = open_split(config.data.data, "train").where(first[5])
-    assert f"the loss of image {first[5]} is no number (the first is {image});" in said
-    assert f"that batch is in {out}/bad-batch.pt: mend" in said
+    assert missing(str(raised.value), f"{first[5]} {image} {out}/bad-batch.pt") == []
     kept = torch.load(out / "bad-batch.pt", weights_only=True)
     assert kept["step"] == number
     assert sorted(kept["images"].tolist()) == sorted(first)
@@ -202,7 +198,7 @@ def test_one_rank_s_bad_image_skips_the_step_of_all(
     config = tiny(kernel="reference")
     (batch,) = images_of(config, 2)
     run_ranks(2, _train_poisoned, config, {batch[-1]})  # the second rank's
-    (skipped,) = records(Path(config.run.out), "skipped")
+    (skipped,) = metrics(Path(config.run.out), "skipped")
     assert (skipped["culprits"], sorted(skipped["images"])) == ([batch[-1]], sorted(batch))
     one = config.replace(out=f"{config.run.out}-one")
     poison(monkeypatch, {batch[-1]})

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from expect import raises
 
 from fastaug.config import TrainConfig
+from fastaug.engine.optim import learning_rate
 from fastaug.engine.trainer import Trainer
 from fastaug.errors import ConfigError
 from fastaug.experiments.grids import (
@@ -221,20 +223,20 @@ def test_names_tell_runs_apart() -> None:
 def test_changes_are_made_to_every_run_before_the_batch_is_checked() -> None:
     runs = expand([Grid("shapes", views=(1, 48))], [0], {"batch_size": 96})
     assert [(c.view.views, c.images_per_step) for c in runs.values()] == [(1, 96), (48, 2)]
-    with pytest.raises(ConfigError, match="got 96, nearest: 90 or 105"):
+    with raises(ConfigError, "96 90 105"):
         expand([Grid("shapes", views=(15,))], [0], {"batch_size": 96})
 
 
 def test_a_recipe_is_an_experiment_of_one_point() -> None:
     (config,) = expand(get_experiment("shapes").grids, [0], {}).values()
     assert config == TrainConfig()
-    with pytest.raises(ConfigError, match="did you mean cifar100-lambda"):
+    with raises(ConfigError, "cifar100-lambda"):
         get_experiment("cifar100-lamda")
 
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_recipe_starts(name: str, tmp_path: Path) -> None:
-    """One step of the recipe's own network, data form and schedule; small, as there are many."""
+    """One step of the recipe's network on data of its form; nothing is written."""
     rng = np.random.default_rng(0)
     config = get_recipe(name)
     side = 32 if config.view.size == 32 else 64
@@ -252,15 +254,15 @@ def test_every_recipe_starts(name: str, tmp_path: Path) -> None:
         size=side,
         views=min(config.view.views, 2),
         batch_size=2,  # the least that batch norm takes
-        max_steps=1,
-        tta=0,
         workers=0,
-        out=str(tmp_path / "run"),
     )
-    summary = Trainer(config).fit()
-    assert summary["step"] == 1
-    assert summary["skipped_steps"] == 0
-    assert np.isfinite(summary["measures"]["nll"])
+    trainer = Trainer(config)
+    learner = trainer.learner
+    learner.start_step(0)
+    terms = learner.backward(next(iter(trainer.loader)), 1.0, last=True)
+    rate = learning_rate(0, trainer.steps_per_epoch, config.optim, config.images_per_step)
+    assert not learner.update(rate)  # no bad gradient
+    assert all(term.isfinite().all() for term in terms)
 
 
 def test_recipes_are_listed(capsys: pytest.CaptureFixture) -> None:
@@ -274,7 +276,7 @@ def test_recipes_are_listed(capsys: pytest.CaptureFixture) -> None:
 def test_a_recipe_says_what_it_is(name: str) -> None:
     text = RECIPES[name].__doc__ or ""
     assert text.partition("\n")[0].endswith(".")
-    if name in TABLE:  # what the paper leaves open is said, here or where it refers to
+    if name in TABLE:  # what the paper leaves open is stated, here or where it refers to
         assert "Open" in text
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import write_folder
+from color_folders import write_folder
 from PIL import Image
 
 from fastaug import cli, scan

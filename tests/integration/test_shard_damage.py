@@ -6,11 +6,11 @@ import io
 import logging
 import os
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from expect import raises
 from shard_writers import (
     HUGE,
     WRITERS,
@@ -35,77 +35,11 @@ from fastaug.errors import DataError
 pytestmark = pytest.mark.usefixtures("own_cache")
 
 
-def damaged(content: bytes, suffix: str) -> Iterator[bytes]:
-    rng = np.random.default_rng(0)
-    for _ in range(350):
-        out = bytearray(content)
-        for place in rng.integers(0, len(out), rng.integers(1, 4)):
-            out[place] ^= 1 << int(rng.integers(8))
-        if suffix == ".tar":  # else nearly all would end at the check sum of the header
-            for i in range(0, len(out), 512):
-                block = out[i : i + 512]
-                if block[257:262] == b"ustar":
-                    block[148:156] = b" " * 8
-                    out[i + 148 : i + 156] = b"%06o\0 " % sum(block)
-        yield bytes(out)
-    for _ in range(150):
-        start, end = sorted(rng.integers(0, len(content), 2))
-        yield content[:start] + rng.bytes(int(rng.integers(1, 40))) + content[end:]
-
-
-def refusal(root: Path) -> str:
-    """Why the training set is refused; empty where it is not. Any other error comes through."""
-    try:
-        open_split(str(root), "train")
-    except DataError as error:
-        return str(error)
-    return ""
-
-
-@every_format
-def test_damage_gives_an_error_or_an_index(suffix: str, tmp_path: Path) -> None:
-    path = WRITERS[suffix](tmp_path / f"train{suffix}", small_samples())
-    taken = 0
-    with small_memory():
-        for content in damaged(path.read_bytes(), suffix):
-            path.write_bytes(content)
-            why = refusal(tmp_path)
-            assert "\n" not in why
-            if why:
-                continue
-            taken += 1
-            images = open_split(str(tmp_path), "train")
-            assert all(0 < len(images.encoded(i)) <= len(content) for i in range(len(images)))
-    assert 5 < taken < 450
-
-
-@every_format
-def test_torn_at_every_byte(suffix: str, tmp_path: Path) -> None:
-    """Noticed, unless whole records are gone or, at the end, what only fills up a block."""
-    samples = small_samples()
-    path = WRITERS[suffix](tmp_path / f"train{suffix}", samples)
-    content, taken = path.read_bytes(), []
-    for length in range(0, len(content), 64 if suffix == ".tar" else 1):
-        path.write_bytes(content[:length])
-        why = refusal(tmp_path)
-        if why:
-            assert str(path) in why or "found 1 class" in why
-            assert "\n" not in why
-        else:
-            back = read_back(tmp_path)
-            assert back == samples[: len(back)]
-            taken.append((length, len(back)))
-    if suffix == ".tar":  # nothing of it, for it has an end mark
-        assert {count for _, count in taken} == {len(samples)}
-    else:
-        assert len(taken) < len(samples) + 4
-
-
 @every_format
 def test_garbage(suffix: str, tmp_path: Path) -> None:
     for content in (b"", b"\0" * 5, b"\0" * 5000, b"\xff" * 5000, b"<html>404</html>" * 99):
         (tmp_path / f"train{suffix}").write_bytes(content)
-        with pytest.raises(DataError, match=rf"train\{suffix}"):
+        with raises(DataError, f"train{suffix}"):
             open_split(str(tmp_path), "train")
 
 
@@ -131,7 +65,7 @@ def test_a_huge_hole_is_not_read(suffix: str, tmp_path: Path) -> None:
     with (tmp_path / f"train{suffix}").open("wb") as file:
         file.write(start)
         file.truncate(size + (16 if suffix == ".tfrecord" else 1024))
-    with small_memory(), pytest.raises(DataError, match=r"an image of 1099511627776 bytes \(1 to"):
+    with small_memory(), raises(DataError, "image 1099511627776 1"):
         open_split(str(tmp_path), "train")
 
 
@@ -178,7 +112,7 @@ def test_indexes_are_kept(
 
 
 @pytest.mark.parametrize("change", ["size", "time"])
-def test_a_changed_shard_is_indexed_anew(change: str, tmp_path: Path) -> None:
+def test_a_changed_shard_is_indexed_again(change: str, tmp_path: Path) -> None:
     path = write_tar(tmp_path / "train.tar", [(b"one", 1), (b"two", 2)])
     time = path.stat().st_mtime_ns
     assert read_back(tmp_path) == [(b"one", 1), (b"two", 2)]
@@ -191,7 +125,7 @@ def test_a_changed_shard_is_indexed_anew(change: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "damage", ["empty", "torn", "flipped", "noise", "other", "beyond", "dtype", "shape"]
 )
-def test_a_damaged_index_is_made_anew(damage: str, own_cache: Path, tmp_path: Path) -> None:
+def test_a_damaged_index_is_made_again(damage: str, own_cache: Path, tmp_path: Path) -> None:
     samples = small_samples()
     write_recordio(tmp_path / "train.rec", samples)
     read_back(tmp_path)
@@ -241,5 +175,5 @@ def test_one_bad_shard_of_many_is_named(tmp_path: Path) -> None:
     for i in range(30):
         write_tar(tmp_path / f"train-{i:02}.tar", small_samples())
     (tmp_path / "train-17.tar").write_bytes(b"bad")
-    with pytest.raises(DataError, match=r"train-17\.tar: not a readable tar"):
+    with raises(DataError, "train-17.tar"):
         open_split(str(tmp_path), "train")

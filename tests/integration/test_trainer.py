@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
+from expect import missing, raises
+from training import assert_same_weights, metrics, run, tiny_config, weights
 
 from fastaug.config import TrainConfig
 from fastaug.engine import learner
@@ -26,29 +22,6 @@ from fastaug.runs.checkpoint import evaluated_weights, load_checkpoint
 
 Tiny = Callable[..., TrainConfig]
 STEPS = 8  # of tiny(): 36 images, 8 in a step, 2 epochs
-
-
-def run(config: TrainConfig, name: str = "", checkpoint: Path | None = None) -> Path:
-    config = config.replace(out=f"{config.run.out}{name}")
-    Trainer(config, checkpoint).fit()
-    return Path(config.run.out)
-
-
-def weights(folder: Path, name: str = "last.pt") -> dict[str, Tensor]:
-    return load_checkpoint(folder / name)["model"]
-
-
-def assert_same_weights(ours: Path, theirs: Path) -> None:
-    first, second = weights(ours), weights(theirs)
-    assert first.keys() == second.keys()
-    for name in first:
-        assert torch.equal(first[name], second[name]), name
-
-
-def metrics(folder: Path) -> list[dict]:
-    """The records without what the machine's speed put there."""
-    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in record.items() if k != "timing"} for record in records]
 
 
 def test_what_a_run_leaves_behind(tiny: Tiny) -> None:
@@ -97,11 +70,22 @@ def test_two_runs_of_one_seed_are_the_same(tiny: Tiny) -> None:
     assert metrics(other) != metrics(first)
 
 
-@pytest.mark.parametrize("loader", ["torch", "dali"])
+@pytest.fixture(scope="module", params=["torch", "dali"])
+def in_parts(
+    request: pytest.FixtureRequest, folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[TrainConfig, Path]:
+    """A config whose steps have two parts, and its run without a stop."""
+    out = tmp_path_factory.mktemp("in-parts") / "run"
+    config = tiny_config(folder, out, accumulate=2, log_every=3, loader=request.param)
+    return config, run(config, "-whole")
+
+
 @pytest.mark.parametrize("stop", range(1, STEPS))
-def test_stopping_after_any_step_changes_nothing(tiny: Tiny, stop: int, loader: str) -> None:
-    config = tiny(accumulate=2, log_every=3, loader=loader)
-    whole = run(config, "-whole")
+def test_stopping_after_any_step_changes_nothing(
+    in_parts: tuple[TrainConfig, Path], stop: int, tmp_path: Path
+) -> None:
+    config, whole = in_parts
+    config = config.replace(out=str(tmp_path / "run"))
     stopped = run(config.replace(max_steps=stop))
     assert load_checkpoint(stopped / "last.pt")["step"] == stop
     resumed = run(config, checkpoint=stopped / "last.pt")
@@ -175,9 +159,7 @@ def test_a_moving_average_is_what_is_evaluated(tiny: Tiny) -> None:
     assert torch.equal(evaluated_weights(state)[name], state["ema"][f"module.{name}"])
 
 
-def test_metrics_are_read_every_few_steps_alone(
-    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_metrics_are_read_only_every_few_steps(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     reads = []
     means = Meter.means
     monkeypatch.setattr(Meter, "means", lambda meter: reads.append(1) or means(meter))
@@ -222,8 +204,7 @@ def test_a_run_goes_on_without_an_image_that_went_bad(
     # A run that has known of it from the start, and goes on from where it was met.
     again = run(config.replace(max_steps=6, out=f"{config.run.out}-again"))
     shown = capsys.readouterr().out
-    assert "35 training and 15 test images" in shown
-    assert "in the place of 1 bad training images come others" in shown
+    assert missing(shown, "35 15 1") == []  # training, test and bad images
     (listed,) = (again / "bad-images.txt").read_text().splitlines()
     assert listed == line
 
@@ -231,16 +212,14 @@ def test_a_run_goes_on_without_an_image_that_went_bad(
 class TestResume:
     def test_other_settings_are_refused(self, tiny: Tiny) -> None:
         stopped = run(tiny(max_steps=1))
-        with pytest.raises(
-            CheckpointError, match=r"other settings; it has --lr 0.05 \(here: 0.1\)"
-        ):
+        with raises(CheckpointError, "--lr 0.05 0.1"):
             Trainer(tiny(lr=0.1), stopped / "last.pt")
 
     def test_other_data_is_refused(self, tiny: Tiny, folder: Path, tmp_path: Path) -> None:
         stopped = run(tiny(max_steps=1))
         other = Path(shutil.copytree(folder, tmp_path / "other"))
         (other / "train/red/00.jpg").unlink()
-        with pytest.raises(CheckpointError, match=r"number of images 36 \(here: 35\).*put back"):
+        with raises(CheckpointError, "36 35"):
             Trainer(tiny(data=str(other)), stopped / "last.pt")
 
     def test_data_that_has_moved_is_the_same(
@@ -271,7 +250,7 @@ def test_an_error_of_the_data_loses_no_step(
     victim = failing.train_images.files[batches[2 * accumulate].indices[-1]]
     content = victim.read_bytes()
     victim.write_bytes(content[:100])
-    with pytest.raises(DataError, match=victim.name):
+    with raises(DataError, victim.name):
         failing.fit()
     assert load_checkpoint(Path(config.run.out) / "last.pt")["step"] == 2
     victim.write_bytes(content)
@@ -303,99 +282,14 @@ def test_an_error_in_the_middle_of_a_step_loses_no_step(
 def test_a_device_that_is_not_there(tiny: Tiny) -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
-    with pytest.raises(ConfigError, match=r"--device cuda: torch .* finds no CUDA GPU here"):
+    with raises(ConfigError, "--device CUDA GPU"):
         Trainer(tiny(device="cuda"))
-    with pytest.raises(ConfigError, match="--device must be auto, cpu, cuda or cuda:N, got 'gpu'"):
+    with raises(ConfigError, "gpu --device cpu"):
         Trainer(tiny(device="gpu"))
 
 
 def test_compile_without_a_compiler(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CXX", raising=False)
-    with pytest.raises(ConfigError, match="--compile on a CPU needs a C\\+\\+ compiler"):
+    with raises(ConfigError, "--compile CPU"):
         Trainer(tiny(compile=True, device="cpu"))
-
-
-def test_compile(tiny: Tiny) -> None:
-    """The compiled network gives the same loss as the plain one."""
-    plain = metrics(run(tiny(max_steps=2, tta=0), "1"))
-    compiled = metrics(run(tiny(max_steps=2, tta=0, compile=True), "2"))
-    assert compiled[0]["loss"] == pytest.approx(plain[0]["loss"], rel=1e-4)
-
-
-def start_in_a_shell(config: TrainConfig, *more: str) -> subprocess.Popen:
-    """A run of 160 steps as it is typed; comes back when its first steps are made."""
-    flags = [
-        *(
-            "--data",
-            config.data.data,
-            "--model",
-            config.model.model,
-            "--size",
-            "16",
-            "--views",
-            "2",
-        ),
-        *("--batch-size", "16", "--epochs", "40", "--lr", "0.05", "--eval-every", "40"),
-        *("--workers", "1", "--tta", "2", "--log-every", "2", "--loader", config.data.loader),
-    ]
-    command = [sys.executable, "-m", "fastaug.train", *flags, "--out", config.run.out, *more]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-    metrics_file = Path(config.run.out) / "metrics.jsonl"
-    deadline = time.time() + 120
-    while not (metrics_file.exists() and metrics_file.stat().st_size):
-        assert process.poll() is None, process.communicate()
-        assert time.time() < deadline
-        time.sleep(0.02)
-    return process
-
-
-@pytest.mark.parametrize(
-    ("loader", "signum", "send"),
-    [
-        ("torch", signal.SIGINT, os.killpg),
-        ("torch", signal.SIGTERM, os.killpg),
-        ("torch", signal.SIGTERM, os.kill),
-        ("dali", signal.SIGINT, os.killpg),
-        ("dali", signal.SIGTERM, os.kill),
-    ],
-    ids=["ctrl-c", "terminate-group", "terminate", "dali-ctrl-c", "dali-terminate"],
-)
-def test_a_signal_saves_and_ends(
-    tiny: Tiny, loader: str, signum: int, send: Callable[[int, int], None]
-) -> None:
-    """As it comes: the whole process group hears Ctrl-C and a cluster's SIGTERM, workers too."""
-    config = tiny(loader=loader, epochs=40, eval_every=40)
-    process = start_in_a_shell(config)
-    send(process.pid, signum)
-    out, err = process.communicate(timeout=120)
-    assert process.returncode == 128 + signum, err
-    assert "Traceback" not in out + err
-    assert f"continue with --resume {config.run.out}" in out.replace("\n", "")
-    step = load_checkpoint(Path(config.run.out) / "last.pt")["step"]
-    assert 0 < step < 160
-    again = [sys.executable, "-m", "fastaug.train", "--resume", config.run.out]
-    subprocess.run(again, check=True, capture_output=True)
-    assert_same_weights(Path(config.run.out), run(config, "-whole"))
-
-
-def test_a_killed_run_ends_with_the_same_weights(tiny: Tiny) -> None:
-    """SIGKILL in the middle of an epoch: what was saved last is whole, and the rest is repeated."""
-    config = tiny(loader="dali", epochs=40, eval_every=40, augment="randaugment")
-    flags = ("--checkpoint-every", "3", "--augment", "randaugment")
-    process = start_in_a_shell(config, *flags)
-    last = Path(config.run.out) / "last.pt"
-    while not last.exists():
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.005)
-    process.kill()
-    process.communicate()
-    step = load_checkpoint(last)["step"]
-    assert 0 < step < 160
-    again = [sys.executable, "-m", "fastaug.train", "--resume", config.run.out]
-    subprocess.run(again, check=True, capture_output=True)
-    whole = run(config, "-whole")
-    assert_same_weights(Path(config.run.out), whole)
-    assert metrics(Path(config.run.out)) == metrics(whole)

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
@@ -98,12 +98,18 @@ def test_one_that_hangs_ends_and_says_where(tmp_path: Path) -> None:
         assert "in where_another_thread_is" in stacks
 
 
-def test_one_that_never_began(tmp_path: Path) -> None:
+def hang(folder: Path, seconds: float = 0.2, **options: Any) -> tuple[int | None, str]:
+    """The end of a process that hangs, with a watchdog of these options."""
+
     def work() -> None:
-        with guard(0.2):
+        with guard(seconds, **options):
             where_the_training_hangs()
 
-    code, said = Child(tmp_path, work).end()
+    return Child(folder, work).end()
+
+
+def test_one_that_never_began(tmp_path: Path) -> None:
+    code, said = hang(tmp_path)
     assert code == 75
     assert "while starting;" in said
 
@@ -165,50 +171,31 @@ def test_python_s_lock_is_not_needed(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "in where_the_lock_is_kept" in said
 
 
-class TestSaving:
-    def test_that_hangs_does_not_keep_it_alive(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(watchdog, "_LAST_RESORT", 0.3)
+@pytest.mark.parametrize(
+    ("save", "code"),
+    [(lambda: time.sleep(LONG), 75), (lambda: ctypes.PyDLL(None).sleep(LONG), 1)],
+    ids=["waits", "keeps Python's lock"],
+)
+def test_a_save_that_hangs_does_not_keep_it_alive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, save: Callable[[], None], code: int
+) -> None:
+    monkeypatch.setattr(watchdog, "_LAST_RESORT", 0.3)
+    assert hang(tmp_path, save=save)[0] == code
 
-        def work() -> None:
-            with guard(0.2, save=lambda: time.sleep(LONG)):
-                where_the_training_hangs()
 
-        assert Child(tmp_path, work).end()[0] == 75
+def test_a_save_that_fails_is_reported(tmp_path: Path) -> None:
+    def fails() -> NoReturn:
+        raise OSError("no space for it")
 
-    def test_that_keeps_python_s_lock_does_neither(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(watchdog, "_LAST_RESORT", 0.3)
+    code, said = hang(tmp_path, save=fails)
+    assert code == 75
+    assert "no space for it" in said
 
-        def work() -> None:
-            with guard(0.2, save=lambda: ctypes.PyDLL(None).sleep(LONG)):
-                where_the_training_hangs()
 
-        assert Child(tmp_path, work).end()[0] == 1
-
-    def test_that_fails_is_told(self, tmp_path: Path) -> None:
-        def fails() -> NoReturn:
-            raise OSError("no space for it")
-
-        def work() -> None:
-            with guard(0.2, save=fails):
-                where_the_training_hangs()
-
-        code, said = Child(tmp_path, work).end()
-        assert code == 75
-        assert "no space for it" in said
-
-    def test_a_file_that_cannot_be_written(self, tmp_path: Path) -> None:
-        saved = tmp_path / "saved"
-
-        def work() -> None:
-            with guard(0.2, save=saved.touch, file=tmp_path / "no/such/folder"):
-                where_the_training_hangs()
-
-        assert Child(tmp_path, work).end()[0] == 75
-        assert saved.exists()
+def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
+    saved = tmp_path / "saved"
+    assert hang(tmp_path, save=saved.touch, file=tmp_path / "no/such/folder")[0] == 75
+    assert saved.exists()
 
 
 def test_workers_say_where_they_are(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Under torchrun: a rank that is killed starts the group anew, which goes on by itself."""
+"""Under torchrun: a killed rank restarts the group, which resumes by itself."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def whole(tiny: Tiny, tmp_path: Path) -> tuple[TrainConfig, Path, Path]:
     return config, Path(config.run.out), record
 
 
-def test_a_killed_rank_starts_the_group_anew(whole: tuple, tmp_path: Path) -> None:
+def test_a_killed_rank_restarts_the_group(whole: tuple, tmp_path: Path) -> None:
     config, undisturbed, expected = whole
     out, record, every = tmp_path / "run", tmp_path / "run.jsonl", 2
     command = [

@@ -5,6 +5,7 @@ from dataclasses import fields, replace
 from typing import get_type_hints
 
 import pytest
+from expect import raises
 
 from fastaug.config import TrainConfig, setting_owners
 from fastaug.errors import ConfigError
@@ -89,7 +90,7 @@ def test_engines_that_can_make_the_views(changes: dict) -> None:
 def test_an_indivisible_batch_names_the_nearest_sizes(
     batch_size: int, views: int, accumulate: int, nearest: str
 ) -> None:
-    with pytest.raises(ConfigError, match=f"got {batch_size}, nearest: {nearest}$"):
+    with raises(ConfigError, f"{batch_size} {nearest}"):
         TrainConfig.from_flat(batch_size=batch_size, views=views, accumulate=accumulate)
 
 
@@ -98,7 +99,7 @@ def test_images_per_step_and_part() -> None:
     assert config.images_per_step == 24
     assert config.images_per_part() == 8
     assert config.images_per_part(ranks=2) == 4
-    with pytest.raises(ConfigError, match=r"x ranks \(5\)"):
+    with raises(ConfigError, "ranks 5"):
         config.images_per_part(ranks=5)
 
 
@@ -111,7 +112,7 @@ def test_a_config_survives_json(name: str) -> None:
 
 def test_an_unknown_setting_is_refused() -> None:
     for make in (TrainConfig.from_flat, TrainConfig().replace):
-        with pytest.raises(ConfigError, match="'vews': did you mean views"):
+        with raises(ConfigError, "vews views"):
             make(vews=3)
 
 
@@ -131,7 +132,7 @@ def test_no_two_components_share_a_setting() -> None:
 
 
 def test_an_unknown_recipe_suggests_names() -> None:
-    with pytest.raises(ConfigError, match="did you mean imagenet-nf-resnet50"):
+    with raises(ConfigError, "imagenet-nf-resnet50"):
         get_recipe("imagenet-nf-resnet5")
 
 
@@ -150,5 +151,5 @@ def test_differences_are_those_that_change_the_training() -> None:
 
 
 def test_evaluate_config_is_checked_too() -> None:
-    with pytest.raises(ConfigError, match="--tta must be at least -1, got -2"):
+    with raises(ConfigError, "--tta -1 -2"):
         EvaluateConfig(checkpoint="x", tta=-2)

@@ -8,7 +8,9 @@ from nvidia.dali import fn, pipeline_def, types
 from nvidia.dali.auto_aug.rand_augment import apply_rand_augment, get_rand_augment_suite
 from nvidia.dali.data_node import DataNode
 from nvidia.dali.pipeline import Pipeline
-from test_randaugment import CASES, oracle, picture
+from view_oracle import OPERATION_CASES as CASES
+from view_oracle import operation as oracle
+from view_oracle import photograph
 
 from fastaug.config import TrainConfig
 from fastaug.pipelines.randaugment import encode, randaugment
@@ -63,7 +65,7 @@ LIMITS = {"auto_contrast": (1, 0.02), "color": (1, 0.02), "equalize": (6, 3.5), 
 
 @pytest.mark.parametrize(("name", "arguments"), CASES)
 def test_an_operation_equals_the_oracle(name: str, arguments: tuple, one_layer: Pipeline) -> None:
-    views = np.stack([picture(seed, SIDE) for seed in range(4)])
+    views = np.stack([photograph(seed, SIDE, SIDE) for seed in range(4)])
     layers = [[(NAMES.index(name), arguments)]] * len(views)
     ours = apply(one_layer, config_of(1), views, layers)
     theirs = np.stack([oracle(view, name, *arguments) for view in views]).astype(int)
@@ -78,7 +80,7 @@ def test_an_operation_equals_the_oracle(name: str, arguments: tuple, one_layer: 
 def test_views_of_a_batch_get_their_own_operations(one_layer: Pipeline) -> None:
     """All cases side by side in one batch: each view the operation and arguments of its plan."""
     cases = [case for case in CASES if case[0] not in LIMITS]
-    views = np.stack([picture(seed, SIDE) for seed in range(len(cases))])
+    views = np.stack([photograph(seed, SIDE, SIDE) for seed in range(len(cases))])
     layers = [[(NAMES.index(name), arguments)] for name, arguments in cases]
     ours = apply(one_layer, config_of(1), views, layers)
     for view, found, (name, arguments) in zip(views, ours, cases, strict=True):
@@ -88,7 +90,7 @@ def test_views_of_a_batch_get_their_own_operations(one_layer: Pipeline) -> None:
 def test_layers_follow_one_another() -> None:
     config = config_of(3)
     chosen = [("translate_x", (5.0,)), ("invert", ()), ("cutout", (2, 3, 9, 12))]
-    view = picture(0, SIDE)
+    view = photograph(0, SIDE, SIDE)
     for order in ([0, 1, 2], [2, 1, 0], [1, 0, 2]):
         operations = [chosen[place] for place in order]
         layers = [[(NAMES.index(name), values) for name, values in operations]]
@@ -122,7 +124,7 @@ class TestDaliPolicy:
     @pytest.mark.parametrize("name", DALI_NAMES)
     def test_an_operation_is_dali_s_own(self, name: str) -> None:
         count = 24
-        views = np.repeat(picture(1, SIDE)[None], count, axis=0)
+        views = np.repeat(photograph(1, SIDE, SIDE)[None], count, axis=0)
 
         @pipeline_def(enable_conditionals=True)
         def theirs() -> DataNode:

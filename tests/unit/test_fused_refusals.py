@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from expect import raises
 from torch import Tensor
 
 import fastaug
@@ -54,25 +55,25 @@ def test_what_it_refuses(case: str) -> None:
 def test_a_box_that_is_too_large_or_far_away_is_refused(box: tuple[int, ...]) -> None:
     boxes = PLANS.boxes.copy()
     boxes[1, 0] = box
-    with pytest.raises(FastaugError, match=f"got one of {box[3]} x {box[2]} at {box[1]}, {box[0]}"):
+    with raises(FastaugError, f"{box[3]} {box[2]} {box[1]} {box[0]}"):
         fastaug.make_views(IMAGES, replace(PLANS, boxes=boxes))
 
 
 @pytest.mark.parametrize("size", [0, -1, 32.5, 10**6])
 def test_a_plan_of_no_size_is_refused(size: int) -> None:
-    with pytest.raises(FastaugError, match=f"size must be 1 to 16,384 pixels, got {size}"):
+    with raises(FastaugError, f"1 16,384 {size}"):
         fastaug.make_views(IMAGES, replace(PLANS, size=size))
 
 
 @pytest.mark.parametrize("name", ["boxes", "flips", "operations", "arguments"])
 def test_a_plan_whose_arrays_do_not_fit_each_other_is_refused(name: str) -> None:
     """The kernel would read or write beyond the shorter ones."""
-    with pytest.raises(FastaugError, match=r"a plan has boxes \[B, K, 4\], .*; got \[\["):
+    with raises(FastaugError, "boxes"):
         fastaug.make_views(IMAGES, replace(PLANS, **{name: getattr(PLANS, name)[:, :1]}))
 
 
 def test_something_else_than_a_plan_is_refused() -> None:
-    with pytest.raises(FastaugError, match=r"of fastaug\.plan_views, got dict"):
+    with raises(FastaugError, "fastaug.plan_views dict"):
         fastaug.make_views(IMAGES, {})
 
 
@@ -83,26 +84,26 @@ def test_plans_follow_from_the_images_numbers() -> None:
     np.testing.assert_array_equal(later.boxes, all_of_them.boxes[2:])
     np.testing.assert_array_equal(later.arguments, all_of_them.arguments[2:])
     for wrong in ([0], range(-1, len(IMAGES) - 1), [2**32] * len(IMAGES)):
-        with pytest.raises(FastaugError, match=f"indices must be {len(IMAGES)} numbers"):
+        with raises(FastaugError, f"indices {len(IMAGES)}"):
             fastaug.plan_views(IMAGES, indices=wrong, **options)
 
 
 @pytest.mark.parametrize(
     ("images", "reason"),
     [
-        (IMAGES[0], r"a list of uint8 tensors \[H, W, 3\], got one tensor"),
-        ([], "got none"),
-        ([IMAGES[0].permute(2, 0, 1)], r"permute\(1, 2, 0\) makes it one"),
-        ([IMAGES[0].float()], "got torch.float32"),
+        (IMAGES[0], "uint8"),
+        ([], ""),
+        ([IMAGES[0].permute(2, 0, 1)], "permute(1"),
+        ([IMAGES[0].float()], "torch.float32"),
     ],
 )
 def test_no_plans_for_what_are_no_images(images: list, reason: str) -> None:
-    with pytest.raises(FastaugError, match=reason):
+    with raises(FastaugError, reason):
         fastaug.plan_views(images, views=2, size=16)
 
 
 def test_no_threads_at_all_are_refused() -> None:
-    with pytest.raises(FastaugError, match="threads must be at least 1, got 0"):
+    with raises(FastaugError, "threads 1 0"):
         fastaug.make_views(IMAGES, PLANS, threads=0)
 
 
@@ -111,7 +112,7 @@ def test_no_threads_at_all_are_refused() -> None:
 def test_a_box_without_pixels_is_refused(side: int, length: int) -> None:
     boxes = PLANS.boxes.copy()
     boxes[3, 1, side] = length
-    with pytest.raises((FastaugError, ValueError), match=str(length)) as caught:
+    with raises((FastaugError, ValueError), str(length)) as caught:
         fastaug.make_views(IMAGES, replace(PLANS, boxes=boxes))
     assert "\n" not in str(caught.value)
 

@@ -6,6 +6,7 @@ import ast
 from pathlib import Path
 
 import pytest
+from source_imports import imports
 
 ROOT = Path(__file__).parents[2]
 # A package may import from the layers below its own, and from its own layer as long as the packages
@@ -26,23 +27,6 @@ LIGHT = {"__init__", "config", "settings", "errors", "kernels", "recipes", "runt
 def layer_of(name: str) -> int:
     """0 at the top. The name of a module or package right below fastaug."""
     return next(i for i, layer in enumerate(LAYERS) if name in layer)
-
-
-def imports(source: str) -> list[tuple[str, bool]]:
-    """(module, whether at the top level of the file) of each import in a source."""
-    tree = ast.parse(source)
-    top = set(tree.body)
-    found = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            found += [(alias.name, node in top) for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, "imports are absolute"
-            names = [node.module or ""]
-            if node.module == "fastaug":
-                names = [f"fastaug.{alias.name}" for alias in node.names]
-            found += [(name, node in top) for name in names]
-    return found
 
 
 def imported_parts(part: str, source: str) -> set[str]:
@@ -113,14 +97,14 @@ IMPORTED_ON_USE = {"triton_program"}
     [file for file in FILES if part_of(file) in LIGHT and file.stem not in IMPORTED_ON_USE],
     ids=lambda file: file.name,
 )
-def test_import_fastaug_needs_torch_alone(file: Path) -> None:
+def test_import_fastaug_needs_only_torch(file: Path) -> None:
     assert heavy(file.read_text()) == []
     at_top = {node for node in ast.parse(file.read_text()).body if isinstance(node, ast.ImportFrom)}
     names = {alias.name for node in at_top for alias in node.names}
     assert not names & IMPORTED_ON_USE
 
 
-def test_dali_is_imported_in_pipelines_alone() -> None:
+def test_only_pipelines_imports_dali() -> None:
     found = {
         part_of(file)
         for file in FILES

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from covering import pairwise
+from expect import raises
 from literal import AVERAGES, literal_kl, literal_terms
 from torch import Tensor
 
@@ -37,13 +39,16 @@ if platform.machine() != "x86_64":
 
 
 @pytest.fixture(scope="module", params=SETS)
-def kernel(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[native.NativeKernel]:
-    """The kernel, as this CPU would have it, and as lesser ones would."""
-    file = tmp_path_factory.mktemp("native") / "objective.so"
+def kernel(request: pytest.FixtureRequest) -> Iterator[native.NativeKernel]:
+    """The kernel as it is compiled for this CPU, and for lesser ones."""
     flags = [flag for flag in cpp.FLAGS if flag != "-march=native"] + [*SETS[request.param]]
-    subprocess.run([cpp_compiler(), *flags, str(SOURCE), "-o", str(file)], check=True)  # type: ignore[list-item]
+    compiler = [str(cpp_compiler()), *flags, str(SOURCE), "-o"]
+    sources = sorted(SOURCE.parent.iterdir())
+
+    def compile_it(file: Path) -> None:
+        subprocess.run([*compiler, str(file)], check=True)
+
+    file = build.built(f"test-objective-{build.digest(sources, *compiler)}.so", compile_it)
     function = native._open(file)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(native, "_library", lambda: (function, native._openmp()))
@@ -59,12 +64,12 @@ def spread_logits(shape: tuple[int, int, int], spread: float, dtype: torch.dtype
     return room[:-1, :, 1:-4].transpose(0, 1)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("average", [*AVERAGES, None])
+# a vector is 4 to 16 classes
+SHAPES = [(3, 1, 1), (2, 2, 2), (3, 3, 16), (2, 5, 37), (2, 16, 100), (2, 8, 1000), (1, 16, 2500)]
+
+
 @pytest.mark.parametrize(
-    "shape",
-    # a vector is 4 to 16 classes
-    [(3, 1, 1), (2, 2, 2), (3, 3, 16), (2, 5, 37), (2, 16, 100), (2, 8, 1000), (1, 16, 2500)],
+    ("dtype", "average", "shape"), pairwise(DTYPES, (*AVERAGES, None), SHAPES), ids=str
 )
 def test_values_and_gradients_equal_the_literal_definition(
     kernel: native.NativeKernel,
@@ -234,7 +239,7 @@ class TestCalls:
     @pytest.mark.parametrize("target", [-1, 7, 2**40])
     def test_a_target_that_is_no_class(self, own: native.NativeKernel, target: int) -> None:
         y = torch.tensor([0, 6, target])
-        with pytest.raises(ConfigError, match=f"0 to 6, got {target} for image 2"):
+        with raises(ConfigError, f"0 6 {target} image 2"):
             own.value_and_grad(torch.zeros(3, 2, 7), y, **self.settings())
 
     def test_what_it_does_not_take(self, own: native.NativeKernel) -> None:
@@ -263,13 +268,13 @@ class TestBuild:
     ) -> None:
         monkeypatch.setenv("PATH", "")
         monkeypatch.delenv("CXX", raising=False)
-        with pytest.raises(KernelUnavailableError, match="install g\\+\\+ or clang\\+\\+"):
+        with raises(KernelUnavailableError, "g++ clang++"):
             load()
 
     @pytest.mark.parametrize(
         ("script", "reason"),
         [
-            ("exit 1", "cannot compile it"),
+            ("exit 1", ""),
             ('[ "$1" = --version ] || { echo "x.h:3: error: no such type" >&2; exit 1; }', "type"),
         ],
     )
@@ -285,7 +290,7 @@ class TestBuild:
         compiler.write_text(f"#!/bin/sh\n{script}\n")
         compiler.chmod(0o755)
         monkeypatch.setenv("CXX", str(compiler))
-        with pytest.raises(KernelUnavailableError, match=reason):
+        with raises(KernelUnavailableError, reason):
             load()
 
     def test_another_source_is_another_library(self, tmp_path: Path) -> None:

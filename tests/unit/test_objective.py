@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from expect import raises
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from literal import AVERAGES, literal_kl, literal_nll
@@ -238,13 +239,13 @@ def test_no_gradient_is_computed_where_none_is_needed() -> None:
 @pytest.mark.parametrize(
     ("logits", "targets", "options", "message"),
     [
-        ((6, 4), torch.zeros(6).long(), {}, r"got shape \[6, 4\]; .*unflatten"),
-        ((2, 3, 4), torch.zeros(3).long(), {}, r"int64 of shape \[2\].*shape \[3\]"),
-        ((2, 3, 4), torch.zeros(2), {}, "got torch.float32"),
-        ((2, 3, 4), torch.zeros(2).long(), {"average": "loss"}, "one of losses, probs, logits"),
-        ((2, 3, 4), torch.zeros(2).long(), {"label_smoothing": 1.5}, "below 1, got 1.5"),
+        ((6, 4), torch.zeros(6).long(), {}, "[6, 4]"),
+        ((2, 3, 4), torch.zeros(3).long(), {}, "int64 [2] [3]"),
+        ((2, 3, 4), torch.zeros(2), {}, "torch.float32"),
+        ((2, 3, 4), torch.zeros(2).long(), {"average": "loss"}, "losses probs logits"),
+        ((2, 3, 4), torch.zeros(2).long(), {"label_smoothing": 1.5}, "1 1.5"),
     ],
 )
 def test_wrong_arguments(logits: tuple, targets: Tensor, options: dict, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with raises(ConfigError, message):
         fastaug.objective(torch.zeros(logits), targets, **options)

@@ -6,6 +6,7 @@ from types import ModuleType
 
 import pytest
 import torch
+from expect import raises
 from torch import nn
 
 import fastaug
@@ -79,7 +80,7 @@ class TestOptimizer:
     def test_without_apex_it_says_what_to_do(self, monkeypatch: pytest.MonkeyPatch) -> None:
         # PyPI's apex: a package of that name without optimizers.
         monkeypatch.setitem(sys.modules, "apex", ModuleType("apex"))
-        with pytest.raises(ConfigError, match=r"NVIDIA's apex is not installed .*--optimizer sgd"):
+        with raises(ConfigError, "apex --optimizer sgd"):
             build_optimizer(nn.Linear(2, 2), TrainConfig.from_flat(optimizer="apex").optim)
 
     def test_apex_is_used_on_request(self, monkeypatch: pytest.MonkeyPatch) -> None:

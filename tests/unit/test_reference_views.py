@@ -8,6 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
+from expect import raises
 from PIL import Image
 from scipy import stats
 
@@ -54,7 +55,7 @@ class TestStream:
         drawn = [uniforms(*address, np.array([4, 5]), 3, 6) for address in addresses]
         assert len(set(np.concatenate(drawn, axis=None).tolist())) == 4 * 2 * 3 * 6
 
-    def test_a_number_depends_on_its_address_alone(self) -> None:
+    def test_a_number_depends_only_on_its_address(self) -> None:
         many = uniforms(3, 1, TRAIN_VIEWS, np.arange(10), 4, 9)
         few = uniforms(3, 1, TRAIN_VIEWS, np.array([7]), 2, 5)
         np.testing.assert_array_equal(few[0], many[7, :2, :5])
@@ -123,7 +124,7 @@ class TestPlan:
         assert stats.chisquare(list(counts.values())).pvalue > 1e-4
 
     def test_pad_needs_images_of_the_view_size(self) -> None:
-        with pytest.raises(DataError, match=r"\(32 x 32\), got one of 40 x 30; use --crop resized"):
+        with raises(DataError, "32 40 30 --crop"):
             plans(TrainConfig.from_flat(crop="pad", size=32), 30, 40, 1)
 
     @pytest.mark.parametrize(

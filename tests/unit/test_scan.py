@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from expect import raises
 from image_sets import JPEG, PNG, RGB, RNG, image_set, span_set, touch
 from mutants import encode, png, whole_images
 from PIL import Image
@@ -74,7 +75,7 @@ class TestMemory:
         scan_set(images)
         assert scanned == []
 
-    def test_a_change_of_size_alone(self, tmp_path: Path) -> None:
+    def test_a_change_of_only_the_size(self, tmp_path: Path) -> None:
         images = image_set(tmp_path / "set", self.contents)
         scan_set(images)
         before = images.files[0].stat().st_mtime_ns
@@ -272,24 +273,21 @@ class TestPolicy:
         assert not listed.exists()
 
     def test_more_than_the_allowed_share(self, images: ImageSet) -> None:
-        with pytest.raises(
-            DataError, match=r"2 of 100 images are bad \(2%\), --max-bad allows 1\.9%; .*007\.jpg"
-        ) as raised:
+        with raises(DataError, "2 100 2% --max-bad 1.9% 007.jpg") as raised:
             scan_and_check(images, max_bad=0.019)
         assert "python -m fastaug.scan DATA" in str(raised.value)
-        assert "\n" not in str(raised.value)
 
     def test_the_share_itself_is_allowed(self, images: ImageSet) -> None:
         images.files[7].write_bytes(JPEG)
         assert list(scan_and_check(images, max_bad=0.01).bad) == [90]
 
     def test_none_allowed(self, images: ImageSet) -> None:
-        with pytest.raises(DataError, match="allows 0%"):
+        with raises(DataError, "0%"):
             scan_and_check(images, max_bad=0)
 
     def test_none_left(self, tmp_path: Path) -> None:
         images = image_set(tmp_path / "set", [b"", b""])
-        with pytest.raises(DataError, match=r"2 of 2 images are bad \(100%\), none is left"):
+        with raises(DataError, "2 100%"):
             scan_and_check(images, max_bad=1)
 
     def test_an_array_is_sound(self, tmp_path: Path, cache: Path) -> None:
@@ -320,14 +318,14 @@ class TestMarkBad:
             assert found.sizes[2].tolist() == [0, 0]
             assert found.plain[[0, 3]].all()
 
-    def test_until_it_is_mended(self, tmp_path: Path) -> None:
+    def test_until_it_is_repaired(self, tmp_path: Path) -> None:
         images = image_set(tmp_path / "set", [JPEG] * 3)
         mark_bad(images, 1, "failed")
         assert list(scan_set(images).manifest.bad) == [1]
         touch(images.files[1])
         assert scan_set(images).manifest.bad == {}
 
-    def test_one_that_was_mended_before_it_was_marked(self, tmp_path: Path) -> None:
+    def test_one_that_was_repaired_before_it_was_marked(self, tmp_path: Path) -> None:
         images = image_set(tmp_path / "set", [JPEG] * 3)
         stamp = stamp_of(images, 1)
         touch(images.files[1])

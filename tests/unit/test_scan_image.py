@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from expect import raises
 from image_sets import JPEG, PNG, RGB, RNG, image_set
 from mutants import chunk, encode, photo, png, whole_images, with_thumbnail
 from PIL import Image
@@ -65,7 +66,7 @@ class TestWhatIsBad:
         for content in (JPEG, PNG):
             assert bad_of(content + bytes(9000), tmp_path) == ""
 
-    def test_full_alone_sees_damaged_pixels(self, tmp_path: Path) -> None:
+    def test_only_full_sees_damaged_pixels(self, tmp_path: Path) -> None:
         flipped = PNG[:-60] + bytes([PNG[-60] ^ 1]) + PNG[-59:]
         wrong_sum = PNG[:-16] + bytes([PNG[-16] ^ 1]) + PNG[-15:]
         packer, rows = zlib.compressobj(), bytes(40 * 151)
@@ -84,7 +85,7 @@ class TestWhatIsBad:
             assert reason in bad_of(content, tmp_path, full=True)
 
     def test_a_stream_that_only_zlib_refuses(self) -> None:
-        with pytest.raises(DataError, match="broken data stream"):
+        with raises(DataError):
             image_scan._inflated_size(zlib.compress(bytes(999))[:-4] + b"abcd")
 
     def test_what_is_no_file(self, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Which training images are trained on and which are held out, against rules written anew here."""
+"""Which training images are trained on and which are held out, against rules written out here."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from expect import raises
 
 from fastaug.config import TrainConfig
 from fastaug.data.image_set import ImageSet, Spans
@@ -35,6 +36,7 @@ def numbers(images: ImageSet | None) -> list[int]:
 def test_a_tenth_is_every_tenth_image_of_each_class() -> None:
     labels = np.array([0] * 25 + [1] * 10 + [2] * 9)
     assert np.flatnonzero(held_out(labels, 0.1)).tolist() == [9, 19, 34]
+    assert held_out(np.zeros(100, int), 0.29).sum() == 29  # 100 * 0.29 is just below 29 in fp64
 
 
 @pytest.mark.parametrize(("share", "expected"), [(0.5, 5), (0.3, 3), (0.25, 2), (1 / 3, 3), (0, 0)])
@@ -70,16 +72,15 @@ def test_nothing_asked_for_is_the_set_itself() -> None:
 @pytest.mark.parametrize(
     ("validation", "train_images", "message"),
     [
-        (0.5, 11, r"at most 10, the images of numbered without the 10 .* got 11"),
-        (0.0, 21, r"at most 20, the images of numbered; got 21"),
-        (0.0, 1, "leave no image of class b to train on"),
-        (0.05, 0, "--validation 0.05 of numbered is no image"),
+        (0.5, 11, "10 numbered 11"),
+        (0.0, 21, "20 numbered 21"),
+        (0.0, 1, "image train"),
+        (0.05, 0, "--validation 0.05 numbered image"),
     ],
 )
 def test_a_split_that_cannot_be(validation: float, train_images: int, message: str) -> None:
-    with pytest.raises(ConfigError, match=message) as error:
+    with raises(ConfigError, message):
         split_training(numbered([0, 1] * 10), validation=validation, train_images=train_images)
-    assert "\n" not in str(error.value)
 
 
 def test_files_are_split_with_their_labels(folder: Path) -> None:

@@ -1,12 +1,37 @@
-"""What is done before training on a CPU."""
+"""Memory of a whole process: pages that are kept, and a loader that must not grow."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
+
+from fastaug.config import TrainConfig
+
+LOADER_SIZES = """
+import json, sys, fastaug
+from fastaug.config import TrainConfig
+loader = fastaug.build_loader(TrainConfig.from_saved(json.loads(sys.argv[1])))
+sizes = []
+for epoch in range(20):
+    assert sum(1 for batch in loader) == len(loader)
+    sizes.append(int(open("/proc/self/statm").read().split()[1]))
+print(sizes[1], sizes[-1])
+"""
+
+
+def test_dalis_operators_do_not_grow_from_epoch_to_epoch(tiny: Callable[..., TrainConfig]) -> None:
+    """Resident pages after 20 epochs, against those after the second."""
+    config = tiny(loader="dali", views_engine="dali", augment="randaugment", size=64)
+    command = [sys.executable, "-c", LOADER_SIZES, json.dumps(config.to_flat())]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    second, last = map(int, result.stdout.split())
+    assert last < 1.05 * second, (second, last)
+
 
 FAULTS = """
 import resource, torch

@@ -1,0 +1,35 @@
+"""torch.compile with its default compiler, inductor, which takes some 10 s for each program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from training import metrics, run
+
+import fastaug
+from fastaug.config import TrainConfig
+
+
+def test_a_compiled_objective() -> None:
+    torch.manual_seed(0)
+    linear, x, y = nn.Linear(10, 7), torch.randn(12, 10), torch.tensor([0, 6, 3])
+
+    def step(x: Tensor) -> Tensor:
+        return fastaug.objective(linear(x).unflatten(0, (-1, 4)), y).loss
+
+    torch.compiler.reset()
+    loss = torch.compile(step, fullgraph=True)(x)
+    (grad,) = torch.autograd.grad(loss, linear.weight)
+    torch.testing.assert_close(loss, step(x))
+    torch.testing.assert_close(grad, torch.autograd.grad(step(x), linear.weight)[0])
+
+
+def test_a_compiled_training_has_the_loss_of_a_plain_one(
+    tiny: Callable[..., TrainConfig],
+) -> None:
+    plain = metrics(run(tiny(max_steps=2, tta=0), "1"))
+    compiled = metrics(run(tiny(max_steps=2, tta=0, compile=True), "2"))
+    assert compiled[0]["loss"] == pytest.approx(plain[0]["loss"], rel=1e-4)
