@@ -119,6 +119,12 @@ def metrics_for(views: int) -> tuple[Metric, ...]:
     return (*own, *fewer)
 
 
+def is_percentage(name: str) -> bool:
+    """True if a metric of this name is shown in percent."""
+    units = {metric.name: metric.unit for metric in METRICS}
+    return name.startswith("tta_top1_at_") or units.get(name) == "percent"
+
+
 def powers_of_two(most: int) -> list[int]:
     """1, 2, 4, ... up to and including `most`."""
     return [1 << power for power in range(most.bit_length())]

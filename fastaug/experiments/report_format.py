@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from fastaug.engine.metrics import is_percentage
+
 MISSING = "–"  # noqa: RUF001
 _LARGEST = 1e100
 """Beyond it the difference of two values could be infinite."""
@@ -39,7 +41,7 @@ def measure_text(name: str, value: Any) -> str:
     known = number(value)
     if known is None:
         return MISSING
-    return f"{percent(known)} %" if name.startswith(("top", "tta_")) else short(known)
+    return f"{percent(known)} %" if is_percentage(name) else short(known)
 
 
 def mean_cell(values: Iterable[Any], *, accuracy: bool = False) -> Cell:
