@@ -10,16 +10,16 @@
 //   team, teams        its team (a warp), and how many there are: a team shares a row
 //   lane, lanes        this thread in its team
 //   sync()             wait for all threads of the block
-//   will_read(address), will_write(address)    for a cache that wants to be told
-//   team_sum(x), team_max(x)    over the threads of a team, the same for each of them
-//   add(counter, n)    to a counter that threads share
+//   will_read(address), will_write(address)    prefetch hints
+//   team_sum(x), team_max(x)    over the threads of a team; all of them get the result
+//   add(counter, n)    atomic, to a counter that threads share
 #pragma once
 
 #include "values.h"
 
 namespace fastaug {
 
-// Over the threads of the block, the same for each of them. scratch: one float a team, free to use
+// Over the threads of the block; all of them get the result. scratch: one float a team, free to use
 // once all threads have returned from the sync() before, and again after the next one.
 template <class Block>
 FASTAUG_FUNCTION float block_sum(Block& block, float x, float* scratch) {
@@ -49,7 +49,7 @@ struct Cuda {
   typedef float Value;
   static constexpr int LANES = 1;
   static __device__ int row_stride(int width) { return width; }
-  static constexpr int UNROLL = 8;  // loads in flight: memory answers late
+  static constexpr int UNROLL = 8;  // loads in flight, to hide the latency of memory
   int thread = threadIdx.x, threads = blockDim.x;
   int team = threadIdx.x / 32, teams = blockDim.x / 32;
   int lane = threadIdx.x % 32;
@@ -79,7 +79,7 @@ struct OneThread {
   static constexpr int UNROLL = 4;
   static constexpr int thread = 0, threads = 1, team = 0, teams = 1, lane = 0, lanes = 1;
   void sync() {}
-  // Memory works while the core computes: 1.4 times faster where logits come from afar.
+  // Loads overlap with arithmetic: 1.4 times faster where logits are not in the cache.
   void will_read(const void* address) { __builtin_prefetch(address, 0, 2); }
   void will_write(const void* address) { __builtin_prefetch(address, 1, 3); }
   void add(int* counter, int n) { *counter += n; }

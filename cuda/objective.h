@@ -42,10 +42,10 @@ struct Shape {
 
 struct Weights {
   float kl, smoothing;
-  float gradient = 1;  // what it is multiplied by as it is written
+  float gradient = 1;  // factor on the gradient as it is written
 };
 
-// Where things lie in shared memory, in floats. fastaug/kernels/cuda.py knows the size, too.
+// Offsets in shared memory, in floats. fastaug/kernels/cuda.py computes the same size.
 struct Layout {
   int stride, z, e, common, u, top, log_sum, inverse_sum, delta, v_sum, scratch, size;
   FASTAUG_METHOD Layout(int views, int width, int teams, int row_stride) {
@@ -70,9 +70,9 @@ class Objective {
   static constexpr int LANES = Block::LANES;
 
  public:
-  // logits: the first view's; view_stride: elements between views; gradient: [K, C], or null for
-  // the values alone; next_logits: of the image that this thread has next, or null. A target that
-  // is no class gives nll = NaN.
+  // logits: of the first view; view_stride: elements between views; gradient: [K, C], or null for
+  // only the values; next_logits: of the next image of this thread, or null. A target that is not a
+  // class gives nll = NaN.
   FASTAUG_METHOD Objective(Block& block, Shape shape, Weights weights, const T* logits,
                            long long view_stride, long long target, T* gradient, float* shared,
                            const T* next_logits = nullptr)
@@ -104,7 +104,7 @@ class Objective {
     if (!gradient) return;
     for (int first = 0; first < C; first += width) {
       if (!whole) {
-        load_chunk(first);  // each thread overwrites what it alone has read: no sync before
+        load_chunk(first);  // each thread overwrites only what it has read itself: no sync before
         Sums again;
         columns(first, again);
         block.sync();
@@ -127,7 +127,7 @@ class Objective {
   const Weights weights;
   const T* const logits;
   const long long view_stride;
-  const int target;  // -1: no class
+  const int target;  // -1: not a class
   T* const gradient;
   const Layout at;
   float* const shared;
@@ -342,7 +342,7 @@ class Objective {
     }
     const float scale = v_scale();
     for (int k = block.team; k < K; k += block.teams) {
-      // Of a row that lies here whole, the sum is taken on the way, while the row is in reach.
+      // The sum of a row that is here as a whole is computed on the way, while the row is in cache.
       const float v_sum =
           (whole ? sum_row_of_v(k, C) : row(at.v_sum, k)) * scale + totals.common;
       T* to = gradient + (long long)k * C + first;

@@ -47,7 +47,7 @@ class Operations {
   // Where the view is now: an operation with a second buffer changes it.
   FASTAUG_METHOD const byte* view() const { return here; }
 
-  // All threads see the view when it begins, and when it returns.
+  // The view is visible to all threads before the call and after it.
   FASTAUG_METHOD void apply(const Layer& layer) {
     const double* numbers = layer.numbers;
     const int number = (int)numbers[0];
@@ -87,7 +87,7 @@ class Operations {
     block.sync();
   }
 
-  // Some pixels at a time: as many as a CPU's vectors like.
+  // Some pixels at a time, so that a CPU uses vectors.
   template <class Work>
   FASTAUG_METHOD void each_some(Work work) {
     for (int i = SOME * block.thread; i < size * size; i += SOME * block.threads)
@@ -241,7 +241,7 @@ class Operations {
                                    below[i + 3];
         to[i] = (byte)((unsigned short)(2 * sum + 13) / 26);  // rounded
       }
-      // Apart: in 16 bits the sums are twice as fast.
+      // A separate loop: the sums above are twice as fast in 16 bits.
       for (int i = first + block.lane; i < end; i += block.lanes)
         to[i] = blend(to[i], from[i], factor);
       for (int i = (end > first ? end : first) + block.lane; i < row; i += block.lanes)
@@ -252,11 +252,11 @@ class Operations {
 
   // Pixel (x, y) comes from the one at floor(a x + b y + c), floor(d x + e y + f).
   FASTAUG_METHOD void move(const double* matrix) {
-    constexpr int SOME = Block::LANES;  // at a time: a CPU computes their places in vectors
+    constexpr int SOME = Block::LANES;  // at a time, so that a CPU computes their places in vectors
     const double a = matrix[0], b = matrix[1], c = matrix[2];
     const double d = matrix[3], e = matrix[4], f = matrix[5];
     for (int y = block.team; y < size; y += block.teams) {
-      // A row that comes from one row, as it is. Next to a whole place, rounding would decide.
+      // A row that is copied from one row. Next to an integer shift, rounding would decide.
       const double shift = b * y + c, whole = floor(shift);
       if (a == 1 && d == 0 && shift - whole > 1e-9 && shift - whole < 1 - 1e-9) {
         move_row(other + y * row, e * y + f, whole);
@@ -276,7 +276,7 @@ class Operations {
     swap_buffers();
   }
 
-  // From row v, by so many pixels; both may be anything.
+  // Copies row v, shifted by so many pixels; both may lie outside.
   FASTAUG_METHOD void move_row(byte* __restrict to, double v, double pixels) {
     const bool is_there = v >= 0 && v < size && pixels > -size && pixels < size;
     const int shift = is_there ? 3 * (int)pixels : row;

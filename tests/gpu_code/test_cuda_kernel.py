@@ -81,7 +81,7 @@ def test_what_is_held_at_a_time() -> None:
     ],
 )
 def test_supports_says_why_not(logits: torch.Tensor, reason: str) -> None:
-    assert str(CudaKernel().supports(logits)).startswith(reason)
+    assert reason in str(CudaKernel().supports(logits))
 
 
 def test_without_the_bindings_or_the_driver_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
