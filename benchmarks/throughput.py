@@ -35,7 +35,7 @@ from parts.photos import cifar_like, photo_folder
 from parts.plotting import draw_throughput
 from parts.stages import DECODE, LOADER, STEP, Stages
 from parts.throughput_rows import Key
-from parts.timing import Memory, Stream, Turn, Unfit, status_of
+from parts.timing import Memory, Stream, Turn, UnfitError, status_of
 from rich.progress import Progress
 
 from fastaug import cli
@@ -287,7 +287,7 @@ class Benchmark:
 
     def _build_training(self, key: Key) -> None:
         if self._stages is None:
-            raise Unfit("needs the network, which could not be built")
+            raise UnfitError("needs the network, which could not be built")
         config = self._config(key)
         own = LOADERS[OWN[self._options.loader]](self._images, config, self._device)
         self._add_stream(key, self._stages.training(config, self._images, own.ahead))

@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 
-# Imported on first use: the objectives then need torch alone, without Pillow and timm.
+# Imported on first use: the objectives then need torch only, without Pillow and timm.
 _LATER = {
     "build_loader": "fastaug.engine.loaders",
     "build_model": "fastaug.models.build",

@@ -16,7 +16,7 @@ from nvidia.dali.data_node import DataNode
 from fastaug.errors import KernelUnavailableError
 from fastaug.views.config import ViewConfig
 from fastaug.views.plan import ViewPlans
-from fastaug.views.randaugment import DALI_NAMES, OPERATIONS, REFERENCE_SIZE, is_unchanged
+from fastaug.views.randaugment import DALI_NAMES, OPERATIONS, REFERENCE_SIZE, unchanged_mask
 
 FILL = 128
 NUMBERS = 6
@@ -60,7 +60,7 @@ def encode(plans: ViewPlans, config: ViewConfig) -> tuple[np.ndarray, np.ndarray
             rows = _CONVERT[spec.dali](rows)
         choices[chosen] = families.index(spec.dali)
         numbers[chosen, : rows.shape[-1]] = rows
-    choices[is_unchanged(operations, arguments)] = families.index("identity")
+    choices[unchanged_mask(operations, arguments)] = families.index("identity")
     return choices, numbers
 
 

@@ -22,7 +22,7 @@ from fastaug.config import TrainConfig
 from fastaug.data.image_set import ImageSet
 from fastaug.runtime.cores import worker_count
 from fastaug.views.reference import NORMALIZATION
-from parts.timing import Stream, Unfit
+from parts.timing import Stream, UnfitError
 
 PASS = 1024
 """Batches of one pass: FFCV wants the order of all images beforehand."""
@@ -53,7 +53,7 @@ def ffcv(
             ToTorchImage,
         )
     except ImportError as error:
-        raise Unfit(f"ffcv is not installed ({error})") from error
+        raise UnfitError(f"ffcv is not installed ({error})") from error
     view = config.view
     for unfit, why in (
         (view.crop == "pad", "ffcv has no reflected padding"),
@@ -62,7 +62,7 @@ def ffcv(
         (images.array is not None, "ffcv reads files, not images in memory"),
     ):
         if unfit:
-            raise Unfit(why)
+            raise UnfitError(why)
     folder = Path(tempfile.mkdtemp(prefix="fastaug-ffcv-"))
     _write_beton(folder / "images.beton", images)
     mean, deviation = (np.array(values) for values in NORMALIZATION[view.normalize])
@@ -111,9 +111,11 @@ def _write_beton(file: Path, images: ImageSet) -> None:
 
     # Checked here: the writer would wait forever for a worker process that has failed.
     if images.bad or len(images) > MAX_IMAGES:
-        raise Unfit(f"ffcv copies the images: for at most {MAX_IMAGES:,}, all of them readable")
+        raise UnfitError(
+            f"ffcv copies the images: for at most {MAX_IMAGES:,}, all of them readable"
+        )
     if not all(_is_color_jpeg(images.encoded(index)) for index in range(len(images))):
-        raise Unfit("ffcv decodes color JPEGs only")
+        raise UnfitError("ffcv decodes color JPEGs only")
 
     class Stored(RGBImageField):
         def encode(self, destination: Any, content: bytes, malloc: Callable) -> None:

@@ -45,7 +45,7 @@ from fastaug.views.engine import fused_engine, resolve_engine
 from fastaug.views.plan import PAD
 from fastaug.views.reference import NORMALIZATION
 from parts.ffcv_loader import ffcv
-from parts.timing import Stream, Unfit
+from parts.timing import Stream, UnfitError
 
 Own = Literal["fused", "dali", "torch"]
 """fastaug's loaders, as --loader of the benchmark names them."""
@@ -95,7 +95,7 @@ def _fastaug(own: Own, images: ImageSet, config: TrainConfig, device: torch.devi
         )
         source = build_loader(config, repeated(_scanned(images, config), config))
     except (ConfigError, KernelUnavailableError) as error:
-        raise Unfit(str(error)) from error
+        raise UnfitError(str(error)) from error
     stages = 3 if images.array is None else 1  # read, decode, make views
     ahead = _prefetched(config) if own == "torch" else stages * config.data.prefetch
 
@@ -116,7 +116,7 @@ def decode_only(
 ) -> Stream:
     """Only the decoding of fastaug's loader: an empty tensor for each batch of images."""
     if images.array is not None:
-        raise Unfit("images in memory are not decoded")
+        raise UnfitError("images in memory are not decoded")
     config = config.replace(loader=loader, views_engine="auto", accumulate=1)
     images = _scanned(images, config)
     if loader == "torch":
@@ -175,9 +175,9 @@ def timm_views(view: ViewConfig) -> Callable[[Image.Image], Tensor]:
 
     _check_policy(view)
     if view.crop == "pad":
-        raise Unfit("takes part with --crop resized only: it has no reflected padding")
+        raise UnfitError("takes part with --crop resized only: it has no reflected padding")
     if not view.antialias:
-        raise Unfit("timm resizes by Pillow, which always antialiases")
+        raise UnfitError("timm resizes by Pillow, which always antialiases")
     policy = f"rand-m{round(10 * _strength(view))}-n{view.randaugment_layers}"
     return create_transform(
         view.size,
@@ -192,7 +192,7 @@ def timm_views(view: ViewConfig) -> Callable[[Image.Image], Tensor]:
 
 def _check_policy(view: ViewConfig) -> None:
     if view.augment == "none":
-        raise Unfit("takes part with --augment crop-flip and randaugment only")
+        raise UnfitError("takes part with --augment crop-flip and randaugment only")
 
 
 def _strength(view: ViewConfig) -> float:

@@ -29,7 +29,7 @@ from fastaug.kernels.config import Average
 from fastaug.kernels.registry import load_kernel
 from fastaug.runtime.device import check_compiler
 from parts import timing
-from parts.timing import Unfit
+from parts.timing import UnfitError
 
 FORWARD, BOTH, DIRECT, COPY = "forward", "forward+backward", "value_and_grad", "copy"
 """Quantities that are timed."""
@@ -77,7 +77,7 @@ Build = Callable[[Inputs], Contender]
 
 
 def contenders(names: Sequence[str] = ()) -> dict[str, Build]:
-    """The baselines, then these kernels and forms (default: all). Unfit ones raise when built.
+    """The baselines, then these kernels and forms (default: all). UnfitError ones raise when built.
 
     cross_entropy comes first: ratios are relative to it.
     """
@@ -116,7 +116,7 @@ def kernel(name: str, inputs: Inputs) -> Contender:
     logits, targets, average = inputs.logits, inputs.targets, inputs.average
     found = load_kernel(name)
     if reason := found.supports(logits):
-        raise Unfit(f"unavailable: {reason}")
+        raise UnfitError(f"unavailable: {reason}")
 
     def loss(z: Tensor) -> Tensor:
         return fastaug.objective(z, targets, average=average, kernel=name).loss
@@ -143,7 +143,9 @@ def form(name: str, inputs: Inputs) -> Contender:
         try:
             check_compiler(inputs.logits.device)
         except ConfigError:
-            raise Unfit("unavailable: torch.compile needs a C++ compiler (g++, clang++)") from None
+            raise UnfitError(
+                "unavailable: torch.compile needs a C++ compiler (g++, clang++)"
+            ) from None
         loss = _compiled(loss)
     return _through_autograd(loss, inputs.logits)
 
@@ -236,7 +238,7 @@ def exact(inputs: Inputs) -> tuple[Tensor, Tensor]:
 
 
 def check_result(name: str, contender: Contender, right: tuple[Tensor, Tensor]) -> None:
-    """Make the first call of each quantity; raise Unfit if loss or gradient are wrong."""
+    """Make the first call of each quantity; raise UnfitError if loss or gradient are wrong."""
     values = {quantity: call() for quantity, call in contender.calls.items()}
     if name in ("cross_entropy", "cross_entropy-views", COPY):
         return
@@ -246,11 +248,11 @@ def check_result(name: str, contender: Contender, right: tuple[Tensor, Tensor]) 
     for part, ours, theirs in zip(("loss", "gradient"), found, right, strict=True):
         error = float((ours.double() - theirs).abs().max() / theirs.abs().max().clamp_min(1e-12))
         if not error <= bound:
-            raise Unfit(f"wrong: {part} off by {error:.1e} of its largest value")
+            raise UnfitError(f"wrong: {part} off by {error:.1e} of its largest value")
 
 
 def check_size(build: Build, inputs: Inputs, rounds: int) -> None:
-    """Raise Unfit if a literal form needs too much memory or time, extrapolated from a part."""
+    """Raise UnfitError if a literal form needs too much memory or time, extrapolated from a part."""
     images, views, classes = inputs.logits.shape
     some_classes = min(classes, max(1, 2_000_000 // views**2))
     some_images = min(images, max(1, 2_000_000 // (views**2 * some_classes)))
@@ -262,8 +264,8 @@ def check_size(build: Build, inputs: Inputs, rounds: int) -> None:
     device, logits.grad = logits.device, None
     needed, free = factor * timing.peak_memory(call, device), timing.free_memory(device)
     if needed > 0.8 * free:
-        raise Unfit(f"skipped: would need {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free")
+        raise UnfitError(f"skipped: would need {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free")
     # forward takes about a third of forward+backward; warm-up calls are worth four rounds
     seconds = 1.3 * factor * timing.seconds_of(call, 1, device) * (rounds + 4)
     if seconds > LONGEST:
-        raise Unfit(f"skipped: would take about {seconds:.0f} s")
+        raise UnfitError(f"skipped: would take about {seconds:.0f} s")

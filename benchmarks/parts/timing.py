@@ -37,13 +37,13 @@ Key = TypeVar("Key", bound=Hashable)
 Sample = TypeVar("Sample")
 
 
-class Unfit(Exception):
+class UnfitError(Exception):
     """A contender cannot take part; the message becomes the status of its row."""
 
 
 def status_of(error: Exception) -> str:
     """An exception as the status of a row: one line."""
-    if isinstance(error, Unfit):
+    if isinstance(error, UnfitError):
         return str(error)
     text = first_line(error)
     # torch's CPU allocator raises a plain RuntimeError

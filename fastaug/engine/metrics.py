@@ -32,7 +32,7 @@ class Predictions:
         """[B, K, C]."""
         return self.logits.softmax(-1)
 
-    def is_in_top(self, k: int, scores: Tensor) -> Tensor:
+    def top_k_hits(self, k: int, scores: Tensor) -> Tensor:
         """[B] bool: True if the label is among the k best of the scores [B, C]."""
         ranked = scores.topk(min(k, scores.shape[1])).indices == self.labels[:, None]
         return ranked.any(1)
@@ -62,7 +62,7 @@ class Metric:
 
 
 def _top_k(predictions: Predictions, k: int) -> Tensor:
-    return predictions.is_in_top(k, predictions.logits[:, 0])
+    return predictions.top_k_hits(k, predictions.logits[:, 0])
 
 
 def _nll(predictions: Predictions) -> Tensor:
@@ -75,11 +75,11 @@ def _tta_top_k(predictions: Predictions, k: int, first: int | None = None) -> Te
 
     View k is the same however many there are: the first ones are those of a smaller --tta.
     """
-    return predictions.is_in_top(k, predictions.probabilities[:, :first].mean(1))
+    return predictions.top_k_hits(k, predictions.probabilities[:, :first].mean(1))
 
 
 def _tta_logits_top_k(predictions: Predictions, k: int) -> Tensor:
-    return predictions.is_in_top(k, predictions.logits.mean(1))
+    return predictions.top_k_hits(k, predictions.logits.mean(1))
 
 
 def _invariance(predictions: Predictions) -> Tensor:

@@ -29,7 +29,7 @@ _CLOCK = "fastaug clock"
 
 
 def steps_to_record(first: int, last: int, per_epoch: int) -> range:
-    """Of the steps from first to last: some after the first ones of an epoch, which are slower.
+    """Some steps between first and last, after the first ones of an epoch, which are slower.
 
     All are of one epoch: the evaluation between two of them would bury the steps in the trace.
     """
@@ -103,7 +103,7 @@ class Profiler:
             _add_workers(trace, spans, self._marks)
             write_json(self._path, trace, indent=None)
         except (OSError, ValueError) as error:  # a full disk, or what torch wrote is no trace
-            self._say(f"--profile: {self._path} cannot be written ({error}); the training goes on")
+            self._say(f"--profile: {self._path} cannot be written ({error}); training continues")
         else:
             where = ", on the host" if self._cuda else ""  # which does not wait for the GPU
             steps = "1 step" if self._recorded == 1 else f"{self._recorded} steps"

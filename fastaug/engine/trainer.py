@@ -56,7 +56,7 @@ class Trainer:
         self.train_images, *measured = group.in_turn(lambda: self._image_sets())
         train = self.train_images
         self.evaluations = [Evaluation(i, config, self.device, group) for i in measured]
-        """Of the held-out images, if there are any, and of the test images. The first one runs
+        """On the held-out images, if there are any, and on the test images. The first one runs
         after each epoch and chooses best.pt."""
         torch.manual_seed(config.run.seed)
         self.learner = Learner(config, len(train.classes), self.device, group)
@@ -215,8 +215,8 @@ class Trainer:
                 batch = next(batches, None)
             if batch is None:
                 return
-            alone = self.group.ranks == 1
-            self.watchdog.beat("training" if alone else "training, or waiting for another rank")
+            waiting = ", or waiting for another rank" if self.group.ranks > 1 else ""
+            self.watchdog.beat(f"training{waiting}")
             yield batch
 
     def _stop_if_asked(self) -> None:

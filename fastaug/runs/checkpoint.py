@@ -102,7 +102,7 @@ def _content(path: Path) -> bytes:
     if not path.is_file():  # a pipe would be waited for, and a device may have no end
         raise CheckpointError(f"{path}: no checkpoint there; a run folder has last.pt and best.pt")
     if path.suffix == ".safetensors":
-        raise CheckpointError(f"{path}: weights alone, no checkpoint; take the .pt beside it")
+        raise CheckpointError(f"{path}: only weights, not a checkpoint; use the .pt beside it")
     try:
         if (size := path.stat().st_size) > memory_bound():
             raise CheckpointError(

@@ -226,7 +226,7 @@ class RunFolder:
 
     @staticmethod
     def _keep_metrics_until(file: Path, step: int, evaluated_epochs: int | None) -> None:
-        """Drop what a resumed run writes again, what the stop alone wrote, and a torn line."""
+        """Drop the lines that a resumed run writes again, those of the stop itself, and a torn one."""
         if not file.exists():
             return
         kept = []
@@ -256,7 +256,7 @@ def check_unused(path: Path) -> None:
 
 
 def _newest_step(path: Path) -> int:
-    """Of the checkpoints in a run folder; -1 if it has none."""
+    """Step of the newest checkpoint in a run folder; -1 if it has none."""
     names = (file.stem.partition("-")[2] for file in path.glob("checkpoints/step-*.pt"))
     return max((int(name) for name in names if name.isdigit()), default=-1)
 

@@ -55,7 +55,7 @@ class TensorBoardWriter:
 
 
 def write_event_picture(folder: Path, name: str, picture: Image) -> None:
-    """A picture for TensorBoard alone, outside a run."""
+    """Write a picture for TensorBoard outside a run."""
     events = TensorBoardWriter(folder)
     events.add_picture(name, picture)
     events.close()

@@ -17,7 +17,7 @@ from torch import Tensor
 from fastaug.errors import DataError, KernelUnavailableError
 from fastaug.toolchain.build import enum_codes
 from fastaug.views.plan import MAX_PIXELS, ViewPlans
-from fastaug.views.randaugment import MAX_ARGUMENTS, OPERATIONS, is_unchanged
+from fastaug.views.randaugment import MAX_ARGUMENTS, OPERATIONS, unchanged_mask
 from fastaug.views.render_spec import BORDERS, RenderSpec
 
 _VIEW_NUMBERS = ("height", "width", "top", "left", "box_height", "box_width", "flip", "unused")
@@ -121,7 +121,7 @@ def encode_layers(plans: ViewPlans) -> np.ndarray:
             rows = encode(arguments[chosen, 0], plans.size)
             numbers[chosen, : rows.shape[1]] = rows
     numbers[_GEOMETRIC[operations], 2::3] += 0.5  # a matrix: to the nearest pixel
-    unchanged = is_unchanged(operations, arguments)
+    unchanged = unchanged_mask(operations, arguments)
     layers["operation"] = np.where(unchanged, codes.nothing, codes.operations[operations])
     return layers
 

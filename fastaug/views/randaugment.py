@@ -231,7 +231,7 @@ def _squares(numbers: np.ndarray, reach: int, size: int) -> np.ndarray:
     return np.concatenate([center - reach, center + reach], axis=-1).clip(0, size)
 
 
-def is_unchanged(operations: np.ndarray, arguments: np.ndarray) -> np.ndarray:
+def unchanged_mask(operations: np.ndarray, arguments: np.ndarray) -> np.ndarray:
     """[...], [..., 4] -> [...]: True where an operation changes nothing at its argument."""
     return arguments[..., 0] == _UNCHANGED_AT[operations]
 

@@ -124,7 +124,7 @@ def test_a_wrong_gradient_is_unfit() -> None:
     inputs = draw(views=4)
     contender, right = losses.form("linear", inputs), losses.exact(inputs)
     losses.check_result("linear", contender, right)
-    with pytest.raises(losses.Unfit, match=r"gradient .*1\.0e-02"):
+    with pytest.raises(losses.UnfitError, match=r"gradient .*1\.0e-02"):
         losses.check_result("linear", contender, (right[0], right[1] / 1.01))
 
 
@@ -138,7 +138,7 @@ def test_what_would_take_too_much_is_skipped(
 ) -> None:
     monkeypatch.setattr(owner, name, value)
     for form in ("literal", "literal-loop"):
-        with pytest.raises(losses.Unfit, match=rf"skipped.*{unit}"):
+        with pytest.raises(losses.UnfitError, match=rf"skipped.*{unit}"):
             losses.check_size(losses.contenders([form])[form], draw(views=4), rounds=2)
 
 

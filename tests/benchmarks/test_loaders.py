@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from parts import loaders, photos
-from parts.timing import Stream, Unfit
+from parts.timing import Stream, UnfitError
 from PIL import Image
 from torch import Tensor
 from torchvision.transforms import InterpolationMode
@@ -188,7 +188,7 @@ def test_the_others_resize_as_asked() -> None:
             crop = loaders.timm_views(config.view).transforms[0]
             assert str(crop.interpolation).rpartition(".")[2].lower() == interpolation
         else:
-            with pytest.raises(Unfit, match="antialias"):
+            with pytest.raises(UnfitError, match="antialias"):
                 loaders.timm_views(config.view)
 
 
@@ -222,19 +222,19 @@ def test_randaugment_is_as_strong_as_asked() -> None:
 
 def test_what_others_cannot_do_is_said(files: ImageSet, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in OTHERS:
-        with pytest.raises(Unfit, match="--augment"):
+        with pytest.raises(UnfitError, match="--augment"):
             loaders.LOADERS[name](files, settings(augment="none"), CPU)
-    with pytest.raises(Unfit, match="--crop"):
+    with pytest.raises(UnfitError, match="--crop"):
         loaders.LOADERS["timm, K decodes"](files, settings(crop="pad"), CPU)
     monkeypatch.setattr(loaders, "fused_engine", no_engine)
-    with pytest.raises(Unfit, match="no compiler"):
+    with pytest.raises(UnfitError, match="no compiler"):
         loaders.LOADERS["fastaug fused"](files, settings(), CPU)
     dali = settings(augment="randaugment", randaugment_policy="dali", loader="dali")
-    with pytest.raises(Unfit, match="--loader dali"):
+    with pytest.raises(UnfitError, match="--loader dali"):
         loaders.LOADERS["fastaug torch"](files, dali, CPU)
     monkeypatch.setitem(sys.modules, "ffcv", None)
     monkeypatch.setitem(sys.modules, "ffcv.fields", None)
-    with pytest.raises(Unfit, match="ffcv"):
+    with pytest.raises(UnfitError, match="ffcv"):
         loaders.LOADERS["ffcv"](files, settings(), CPU)
 
 
@@ -327,7 +327,7 @@ def test_decoding_alone_decodes_each_image_once(
     assert calls.value == 5 * 4
     with closing(decoding("dali")(files, settings(), CPU).batches()) as batches:
         assert [len(batch) for batch in islice(batches, 5)] == [0] * 5
-    with pytest.raises(Unfit):
+    with pytest.raises(UnfitError):
         decoding("dali")(array, settings(), CPU)
 
 

@@ -112,7 +112,7 @@ def test_one_that_fails_leaves_the_others() -> None:
         "at once": "out of memory: CUDA out of memory",
         "later": "failed: no more",
     }
-    assert timing.status_of(timing.Unfit("needs ffcv")) == "needs ffcv"
+    assert timing.status_of(timing.UnfitError("needs ffcv")) == "needs ffcv"
     assert {name: len(values) for name, values in samples.items()} == {"good": 6}
 
 
