@@ -252,7 +252,7 @@ def check_result(name: str, contender: Contender, right: tuple[Tensor, Tensor]) 
 
 
 def check_size(build: Build, inputs: Inputs, rounds: int) -> None:
-    """Raise UnfitError if a literal form needs too much memory or time, extrapolated from a part."""
+    """Raise UnfitError if a literal form would need too much memory or time."""
     images, views, classes = inputs.logits.shape
     some_classes = min(classes, max(1, 2_000_000 // views**2))
     some_images = min(images, max(1, 2_000_000 // (views**2 * some_classes)))

@@ -226,7 +226,7 @@ class RunFolder:
 
     @staticmethod
     def _keep_metrics_until(file: Path, step: int, evaluated_epochs: int | None) -> None:
-        """Drop the lines that a resumed run writes again, those of the stop itself, and a torn one."""
+        """Drop lines that a resumed run writes again, those of the stop, and a torn one."""
         if not file.exists():
             return
         kept = []
