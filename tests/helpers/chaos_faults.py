@@ -127,7 +127,7 @@ def fill_and_kill(scene: Scene, rng: random.Random) -> list[str]:
     hits = fill(scene, rng)
     if not hits:
         return []
-    written = "the checkpoint could be written now"
+    written = "the checkpoint is written now"
     if not training.until(lambda: training.said_since(line, written)):
         return hits
     if not scene.stop(signal.SIGKILL):

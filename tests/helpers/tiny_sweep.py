@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import optuna
-from conftest import color_image
+from color_folders import color_image
 
 TINY = ("--size", "12", "--crop", "pad", "--batch-size", "8", "--workers", "0", "--tta", "2")
 

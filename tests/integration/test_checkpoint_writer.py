@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import torch
+from expect import missing
 from safetensors import safe_open
 from safetensors.torch import load_file
 from states import SIZE, save, state_of, step_in
@@ -27,6 +28,8 @@ from fastaug.runs import checkpoint_writer as saver
 from fastaug.runs.checkpoint import load_checkpoint, write_checkpoint
 from fastaug.runs.checkpoint_writer import CheckpointWriter
 from fastaug.runs.resume import newest_checkpoint
+
+WRITTEN = "the checkpoint is written now"
 
 
 def steps_in(folder: Path) -> list[int]:
@@ -260,14 +263,13 @@ class TestADiskThatFails:
         process, child = forked(work)
         assert max(child.recv(), child.recv()) < 1
         (warning,) = child.recv()
-        assert warning == (
-            f"warning: a checkpoint cannot be written to {tmp_path} (File too large); the training "
-            "goes on, the earlier ones are kept, and it is tried again"
-        )
+        assert missing(warning, f"warning: {tmp_path} large") == []
         assert steps_in(tmp_path) == [1]
         assert step_in(tmp_path / "last.pt") == step_in(tmp_path / "best.pt") == 1
         child.send("the limit is gone")
-        assert child.recv() == [warning, "the checkpoint could be written now"]
+        first, done = child.recv()
+        assert first == warning
+        assert done == WRITTEN
         process.join()
         assert process.exitcode == 0
         assert steps_in(tmp_path) == [1, 3]
@@ -283,7 +285,7 @@ class TestADiskThatFails:
         wait_until(lambda: len(said) == 2)
         writer.close()
         assert "(File exists)" in said[0]
-        assert said[1:] == ["the checkpoint could be written now"]
+        assert said[1:] == [WRITTEN]
         assert step_in(tmp_path / "last.pt") == 1
 
     @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EIO])
@@ -302,9 +304,7 @@ class TestADiskThatFails:
         monkeypatch.setattr(saver, "PATIENCE_AT_THE_END", 20)
         for outage in (1, 2):
             save(tmp_path, outage, say=said.append)
-            assert [line.split(":")[0] for line in said] == [
-                *("warning", "the checkpoint could be written now")
-            ] * outage
+            assert [line.split(":")[0] for line in said] == [*("warning", WRITTEN)] * outage
             assert os.strerror(number) in said[-2]
         assert tries == [1] * 4 + [2] * 4
         assert step_in(tmp_path / "last.pt") == 2
@@ -354,12 +354,9 @@ class TestADiskThatFails:
         with pytest.raises(CheckpointError) as caught:
             writer.close()
         assert 0.3 <= time.monotonic() - started < 3
-        kept = "the ones before are whole" if earlier else "there is none before it"
-        assert str(caught.value) == (
-            f"{tmp_path}: the last checkpoint cannot be written (No space left on device); {kept}: "
-            "free some space or mend the permissions, then "
-            + ("--resume" if earlier else "start anew")
-        )
+        message = str(caught.value)
+        assert missing(message, f"{tmp_path} space") == []
+        assert ("--resume" in message) == earlier
         assert (tmp_path / "last.pt").exists() == earlier
         # That it takes a while is reported once.
         seconds = f"for up to {saver.PATIENCE_AT_THE_END:g} s more"

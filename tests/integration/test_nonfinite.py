@@ -21,6 +21,7 @@ from fastaug.engine.learner import Learner
 from fastaug.engine.loaders import build_loader
 from fastaug.engine.trainer import Trainer
 from fastaug.errors import NonFiniteError
+from fastaug.kernels.contract import Kernel
 from fastaug.kernels.objective import ObjectiveTerms
 from fastaug.runs.checkpoint import load_checkpoint
 from fastaug.runtime.distributed import Group
@@ -130,14 +131,16 @@ def test_a_bad_step_is_as_if_it_had_not_been(
 def test_a_bad_loss_with_a_good_gradient_is_bad(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def infinite(logits: Tensor, labels: Tensor, **_settings: Any) -> ObjectiveTerms:
+    def infinite(
+        _kernel: Kernel, logits: Tensor, labels: Tensor, **_settings: Any
+    ) -> ObjectiveTerms:
         terms = logits.sum((1, 2))
         return ObjectiveTerms(terms.mean() + math.inf, terms.detach(), terms.detach())
 
     one = Learner(tiny(), 3, torch.device("cpu"))
     before = [parameter.clone() for parameter in one.model.parameters()]
     batch = ViewBatch(torch.randn(4, 2, 3, 16, 16), torch.zeros(4, dtype=torch.int64), None)
-    monkeypatch.setattr(learner, "objective", infinite)
+    monkeypatch.setattr(learner, "loss_terms", infinite)
     one.backward(batch)
     assert bool(one.update(0.1)) is True
     torch.testing.assert_close(list(one.model.parameters()), before, rtol=0, atol=0)

@@ -268,10 +268,10 @@ def test_an_error_in_the_middle_of_a_step_loses_no_step(
         calls.append(1)
         if len(calls) == 6:  # the second part of the third step
             raise RuntimeError("out of memory")
-        return objective(*args, **kwargs)
+        return loss_terms(*args, **kwargs)
 
-    objective = learner.objective
-    monkeypatch.setattr(learner, "objective", fails_once)
+    loss_terms = learner.loss_terms
+    monkeypatch.setattr(learner, "loss_terms", fails_once)
     with pytest.raises(RuntimeError, match="out of memory"):
         run(config)
     folder = Path(config.run.out)

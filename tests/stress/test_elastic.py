@@ -119,7 +119,7 @@ def test_a_killed_rank_restarts_the_group(whole: tuple, tmp_path: Path) -> None:
     os.kill(wait_for(record, 6, process), signal.SIGKILL)  # in the middle of the second epoch
     said, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
-    assert "started anew by torchrun: going on from" in errors
+    assert "torchrun: resuming from" in errors
     resumed = int(said.partition("resumed at step ")[2].split()[0])
     ended = max(step for pid, _, _, step, _ in records(record) if pid == records(record)[0][0])
     assert 4 <= ended - every <= resumed <= ended + 1  # what no checkpoint had, was trained again
