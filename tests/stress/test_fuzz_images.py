@@ -66,7 +66,9 @@ def scanned(kinds: dict[Path, str], tmp_path_factory: pytest.TempPathFactory) ->
 def run_child(task: str, folder: Path) -> dict[str, Any]:
     done = subprocess.run(
         [sys.executable, __file__, task, str(folder)],
-        env=os.environ | {"FASTAUG_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1"},
+        env=os.environ
+        | {"FASTAUG_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
+        | {"PYTHONPATH": os.pathsep.join(sys.path)},  # tests/helpers is on it
         capture_output=True,
         text=True,
         timeout=SECONDS,

@@ -90,7 +90,7 @@ def test_it_runs_from_a_wheel_outside_the_tree(wheel: Path, tmp_path: Path) -> N
         text=True,
         check=True,
     )
-    assert found.stdout.strip() == str(ROOT / "pipelines/loader.py")
+    assert Path(found.stdout.strip()).resolve() == ROOT / "pipelines/loader.py"
     for module in COMMANDS:
         command = [sys.executable, "-m", f"fastaug.{module}", "--help"]
         subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True)
