@@ -121,7 +121,7 @@ def _run(main: Callable[[Sequence[str]], int], args: Sequence[str] | None) -> in
     except FastaugError as error:
         if "--debug" in args:
             print(_each_line(traceback.format_exc()), file=sys.stderr)
-        if not error.told:
+        if not error.reported:
             print(f"{who}error: {printable(str(error))}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:

@@ -11,8 +11,8 @@ class FastaugError(Exception):
     """The message is one line: what was given, what is allowed, what to do."""
 
     exit_code = 2
-    told = False
-    """Whether another rank prints it."""
+    reported = False
+    """True if another rank prints it."""
 
 
 class ConfigError(FastaugError):

@@ -1,4 +1,4 @@
-"""--profile: a Chrome trace of a few steps, and where their time went in one line."""
+"""--profile: a Chrome trace of a few steps, and one line on where their time went."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PARTS = {
     "optimizer": "optimizer",
     "wait for data": "waiting for data",
 }
-"""Ranges that a step consists of, none within another, and what they are called in a sentence."""
+"""The ranges of a step, none inside another, and their names in the summary line."""
 _CLOCK = "fastaug clock"
 
 
@@ -42,9 +42,9 @@ def steps_to_record(first: int, last: int, per_epoch: int) -> range:
 
 
 class Profiler:
-    """Records the given steps, writes the trace and is off from then on; without steps, always.
+    """Records the given steps and writes the trace; without steps it does nothing.
 
-    Within its context; a run that breaks off leaves the trace of what was recorded.
+    A context manager: a run that is interrupted leaves the trace of what was recorded.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Profiler:
 
     def __enter__(self) -> Profiler:
         if not self._done:
-            # It says on stderr that it starts and stops, unless told before its first use.
+            # Keeps torch's profiler from logging its start and stop to stderr.
             os.environ.setdefault("KINETO_LOG_LEVEL", "99")
             with self._new_torch_profiler():  # the first start takes over a second: not in a step
                 pass
@@ -73,7 +73,7 @@ class Profiler:
             self._say("--profile: the run ended before the steps to record; there is no trace")
 
     def reach(self, step: int) -> None:
-        """So many steps are made, and the next one has not begun."""
+        """Call between steps, with the number of completed steps."""
         if self._done:
             return
         if self._torch is not None:
@@ -129,7 +129,7 @@ class Profiler:
 
 
 def _mark() -> tuple[int, int]:
-    """A moment that is in the trace, between two readings of the workers' clock."""
+    """A mark in the trace, between two readings of the workers' clock."""
     before = time.perf_counter_ns()
     with record_function(_CLOCK):
         pass
@@ -139,7 +139,7 @@ def _mark() -> tuple[int, int]:
 def _add_workers(
     trace: dict[str, Any], spans: list[ranges.WorkerRange], marks: list[tuple[int, int]]
 ) -> None:
-    """A row for each worker, in the place of the marks that tell the trace's clock from theirs."""
+    """Add a row per worker; the marks relate the trace's clock to theirs, and are removed."""
     events = trace["traceEvents"]
     seen = [event for event in events if event["name"] == _CLOCK]
     events[:] = [event for event in events if event["name"] != _CLOCK]
@@ -162,7 +162,7 @@ def _add_workers(
 
 
 def _shares(trace: dict[str, Any], nanoseconds: int) -> str:
-    """forward 31%, ..., other 2%: of the time that was recorded."""
+    """Shares of the recorded time: "forward 31%, ..., other 2%"."""
     percent = dict.fromkeys(PARTS, 0.0)
     for event in trace["traceEvents"]:
         # On a GPU a range is there once more, as what the GPU did in it.

@@ -1,7 +1,7 @@
-"""Checkpoint files: written whole or not at all, read without executing anything.
+"""Checkpoint files: written atomically, read without executing anything.
 
-A checkpoint is what torch.save writes, a zip archive, with a checksum of it as the archive's
-comment: one file that can be renamed in one go, and that torch.load reads as well.
+A checkpoint is what torch.save writes, a zip archive, with its checksum as the archive's comment:
+one file that can be renamed in one go, and that torch.load reads as well.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _COMMENT = len(_LABEL) + 64
 
 
 def write_checkpoint(path: Path, state: dict[str, Any]) -> None:
-    """With its checksum."""
+    """Write a checkpoint with its checksum, atomically."""
 
     def write(file: IO[bytes]) -> None:
         hashing = _Hashing(file)
@@ -49,21 +49,21 @@ def write_checkpoint(path: Path, state: dict[str, Any]) -> None:
 
 
 def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """What `write` puts into the file that it is given; an OSError if it cannot."""
+    """Write a file atomically by write(file); raises OSError if that fails."""
     with atomic_write(path) as temporary, open(temporary, "wb") as file:
         try:
             write(file)
-        except RuntimeError as error:  # torch's writer hides what the system said
+        except RuntimeError as error:  # torch's writer hides the system's error
             raise error.__cause__ or error.__context__ or OSError(str(error)) from error
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """The state as it was saved, on the CPU."""
+    """Load the saved state onto the CPU."""
     archive, has_checksum = _checked(path, _content(path))
     try:
         state = torch.load(io.BytesIO(archive), map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file raises almost anything in torch's unpickler
-        if has_checksum:  # too little memory, or not written by us: no damage
+        if has_checksum:  # too little memory, or not written by fastaug: not damage
             raise CheckpointError(f"{path}: cannot be loaded ({first_line(error)})") from error
         raise _damaged(path) from error
     if not isinstance(state, dict) or not {"format", "config"} <= state.keys():
@@ -93,13 +93,13 @@ def _from_format_2(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def checkpoint_file(named: str) -> Path:
-    """A checkpoint's own name, or the best one of a run folder."""
+    """The checkpoint file itself, or best.pt of a run folder."""
     path = Path(named).expanduser()
     return path / "best.pt" if path.is_dir() else path
 
 
 def _content(path: Path) -> bytes:
-    if not path.is_file():  # a pipe would be waited for, and a device may have no end
+    if not path.is_file():  # reading a pipe may block, and a device may have no end
         raise CheckpointError(f"{path}: no checkpoint there; a run folder has last.pt and best.pt")
     if path.suffix == ".safetensors":
         raise CheckpointError(f"{path}: only weights, not a checkpoint; use the .pt beside it")
@@ -110,13 +110,13 @@ def _content(path: Path) -> bytes:
             )
         return path.read_bytes()
     except OSError as error:
-        # A disk that fails is damage. What may not be read just now may be whole.
+        # A failing disk is damage; a file that cannot be read just now may be intact.
         kind = DamagedCheckpointError if error.errno == errno.EIO else CheckpointError
         raise kind(f"{path}: cannot be read ({error.strerror})") from error
 
 
 def _checked(path: Path, content: bytes) -> tuple[bytes, bool]:
-    """The archive without its checksum, and whether it had one; it is then the right one."""
+    """The archive without its checksum, which is verified, and whether it had one."""
     comment = content[-_COMMENT:]
     has_checksum = comment.startswith(_LABEL)
     if has_checksum:
@@ -130,7 +130,7 @@ def _checked(path: Path, content: bytes) -> tuple[bytes, bool]:
             entries = archive.infolist()
     except (zipfile.BadZipFile, ValueError, OSError) as error:
         raise _damaged(path) from error
-    # torch stores its entries as they are. Others could inflate to any size, or be one many times.
+    # torch stores entries uncompressed; others could inflate to any size, or repeat one entry.
     if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
         raise _damaged(path, "compressed entries")
     if sum(entry.file_size for entry in entries) > len(content):
@@ -140,7 +140,7 @@ def _checked(path: Path, content: bytes) -> tuple[bytes, bool]:
 
 
 def _check_names(path: Path, content: bytes) -> None:
-    """torch's weights_only admits more than tensors need, such as a bytearray of any size."""
+    """Refuse names that tensors do not need: weights_only admits, e.g., a bytearray of any size."""
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             (name,) = (name for name in archive.namelist() if name.endswith("/data.pkl"))
@@ -149,7 +149,7 @@ def _check_names(path: Path, content: bytes) -> None:
                 for code, arg, _ in pickletools.genops(archive.read(name))
                 if code.name in ("GLOBAL", "INST", "STACK_GLOBAL")
             ]
-    except Exception as error:  # of a pickle or directory that is none
+    except Exception as error:  # not a pickle, or not a directory
         raise _damaged(path) from error
     for what in asked:
         is_storage = str(what).startswith("torch ") and str(what).endswith("Storage")
@@ -168,17 +168,17 @@ def _damaged(path: Path, what: str = "") -> DamagedCheckpointError:
 def check_continuable(
     state: dict[str, Any], config: TrainConfig, classes: Sequence[str], name: str
 ) -> None:
-    """Refuse to continue a checkpoint of that name with other settings or classes than its own."""
+    """Refuse to continue a checkpoint with other settings or classes than its own."""
     if differing := TrainConfig.from_saved(state["config"]).differences(config):
         raise CheckpointError(
-            f"{name} cannot be continued with other settings; it has {', '.join(differing)}"
+            f"{name} cannot be resumed with other settings; it has {', '.join(differing)}"
         )
     if list(classes) != state["classes"]:
         raise CheckpointError(f"{name} was trained on other classes than {config.data.data} has")
 
 
 def evaluated_weights(state: dict[str, Any]) -> dict[str, Any]:
-    """The model's weights: their moving average where the run kept one."""
+    """The weights to evaluate: their moving average, if the run has one."""
     if state["ema"] is None:
         return state["model"]
     prefix = "module."
@@ -186,7 +186,7 @@ def evaluated_weights(state: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Hashing(io.RawIOBase):
-    """A file that keeps the checksum of all that is written to it."""
+    """A file that computes the checksum of all that is written to it."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file

@@ -1,4 +1,4 @@
-"""One process at a time in a run folder: two would mix their files."""
+"""A lock on the run folder: two processes would mix their files."""
 
 from __future__ import annotations
 
@@ -12,18 +12,17 @@ from pathlib import Path
 from fastaug.errors import ConfigError
 
 PATIENCE = 20.0
-"""Seconds to wait for a process that still has the folder, as one that was just ended."""
-_LOOK_AGAIN = 0.2
+"""Seconds to wait for a process that still holds the folder, such as one that is ending."""
+_POLL_SECONDS = 0.2
 
 
 class FolderLock:
-    """Holds a folder until it is released. The system does that, too, when the process and its
-    loader's workers have ended in whatever way; workers notice the end of theirs within seconds.
-    """
+    """Holds a folder until release(), or until the process and its loader workers have ended in
+    whatever way; workers notice the end of their process within seconds."""
 
     def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
         self.waited = False
-        """Whether another process had it until just now: what was read before is old."""
+        """True if another process held it until just now: what was read before is out of date."""
         self._descriptor = os.open(folder, os.O_RDONLY)
         give_up = time.monotonic() + PATIENCE
         while not self._is_taken():
@@ -35,7 +34,7 @@ class FolderLock:
                 raise ConfigError(
                     f"{folder}: another process trains in it; end that one, or choose another --out"
                 )
-            time.sleep(_LOOK_AGAIN)
+            time.sleep(_POLL_SECONDS)
 
     def release(self) -> None:
         os.close(self._descriptor)
@@ -45,12 +44,12 @@ class FolderLock:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
-        except OSError:  # a file system that knows no locks
+        except OSError:  # a file system without locks
             pass
         return True
 
 
 def wait_until_free(folder: Path, say: Callable[[str], None]) -> None:
-    """Until no other process trains in it: only then is its last checkpoint the last one."""
-    with suppress(OSError):  # a folder that is not there, or may not be read: said soon enough
+    """Wait until no other process trains in a folder: its last checkpoint may change until then."""
+    with suppress(OSError):  # a missing or unreadable folder is reported soon enough
         FolderLock(folder, say).release()

@@ -80,7 +80,7 @@ class Group:
         if not isinstance(outcome, BaseException):
             return outcome.value
         if isinstance(outcome, FastaugError):
-            outcome.told = raised_by != self.rank
+            outcome.reported = raised_by != self.rank
         raise outcome
 
 

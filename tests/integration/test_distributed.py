@@ -209,7 +209,7 @@ def _mistaken(group: Group, config: TrainConfig) -> tuple[str, bool]:
     try:
         Trainer(config, None, group)
     except DataError as error:
-        return str(error), error.told
+        return str(error), error.reported
     return "", False
 
 
