@@ -10,12 +10,14 @@ import pickle
 import random
 import resource
 import zipfile
+from collections.abc import Callable
 from copy import copy as copy_of
 from pathlib import Path
 
 import pytest
 import torch
 from expect import raises
+from training import assert_same_weights, run
 
 import fastaug
 from fastaug.config import TrainConfig
@@ -284,6 +286,24 @@ class TestVersions:
         with raises(CheckpointError, f"{tmp_path}/old.pt 1 {fastaug.__version__} 3") as caught:
             load_checkpoint(tmp_path / "old.pt")
         assert not isinstance(caught.value, DamagedCheckpointError)
+
+    def test_a_run_of_format_2_is_resumed(
+        self, tiny: Callable[..., TrainConfig], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It has the same content, with British spelling in four places."""
+        config = tiny()
+        whole = run(config, "-whole")
+        begun = run(config.replace(max_steps=3))
+        state = load_checkpoint(begun / "last.pt")
+        state["optimiser"] = state.pop("optimizer")
+        for settings, prefix in ((state["config"], ""), (state["loader"], "--")):
+            settings[f"{prefix}normalise"] = settings.pop(f"{prefix}normalize")
+        state["config"]["optimiser"] = state["config"].pop("optimizer")
+        with monkeypatch.context() as earlier:
+            earlier.setattr(checkpoint, "FORMAT", 2)
+            old = {key: value for key, value in state.items() if key not in ("format", "version")}
+            write_checkpoint(begun / "last.pt", old)
+        assert_same_weights(run(config, checkpoint=begun / "last.pt"), whole)
 
     def test_a_later_format_names_its_version(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
