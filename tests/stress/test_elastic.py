@@ -47,7 +47,7 @@ sys.exit(cli.run(train.main))
 def flags(config: TrainConfig, **changes: object) -> list[str]:
     """The command line of what `tiny` makes."""
     names = ("data", "loader", "model", "size", "views", "batch_size", "epochs", "lr", "workers")
-    settings = {name: getattr(config, name) for name in (*names, "tta", "log_every", "kernel")}
+    settings = {name: config.get(name) for name in (*names, "tta", "log_every", "kernel")}
     settings |= {"out": config.run.out, **changes}
     return [word for n, v in settings.items() for word in (f"--{n.replace('_', '-')}", str(v))]
 
