@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fastaug.data.image_set import ImageSet
 from fastaug.pipelines.decoder import Chunk
-from fastaug.pipelines.randaugment import encode, randaugment
+from fastaug.pipelines.randaugment import check_families, encode, randaugment
 from fastaug.runtime.trace import trace_range
 from fastaug.views.batch import VIEW_DTYPES
 from fastaug.views.config import ViewConfig
@@ -42,6 +42,8 @@ class OperatorViews:
         pipeline: dict[str, Any],
     ) -> None:
         self._images, self._config, self._device = images, config, device
+        if config.augment == "randaugment" and not config.uses_dali_policy:
+            check_families()
         decoded_on = "cpu" if images.array is not None else pipeline["device"]
         # DALI's own augmentations use deprecated names of operators, and DALI resets the warning
         # filters: recording keeps the warnings from being printed.

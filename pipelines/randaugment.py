@@ -29,10 +29,6 @@ def randaugment(
     views: DataNode, choices: DataNode, numbers: DataNode, config: ViewConfig
 ) -> DataNode:
     """views: [S, S, 3] uint8, choices: [N] int32, numbers: [N, NUMBERS] float, as from encode."""
-    if missing := [spec.name for spec in OPERATIONS if spec.dali not in _FAMILIES]:
-        raise KernelUnavailableError(
-            f"--views-engine dali cannot compute {', '.join(missing)}; use --views-engine fused"
-        )
     for layer in range(config.randaugment_layers):
         choice, own = choices[layer], numbers[layer]
         if config.randaugment_policy == "nfnet":
@@ -40,6 +36,14 @@ def randaugment(
         else:
             views = _dali_layer(views, choice, own, config)
     return views
+
+
+def check_families() -> None:
+    """Raise KernelUnavailableError unless every operation of the table has a graph here."""
+    if missing := [spec.name for spec in OPERATIONS if spec.dali not in _FAMILIES]:
+        raise KernelUnavailableError(
+            f"--views-engine dali cannot compute {', '.join(missing)}; use --views-engine fused"
+        )
 
 
 def encode(plans: ViewPlans, config: ViewConfig) -> tuple[np.ndarray, np.ndarray]:

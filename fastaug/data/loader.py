@@ -15,6 +15,7 @@ from fastaug.errors import CheckpointError, DataError
 from fastaug.settings import fixed_settings, flag
 from fastaug.views.batch import ViewBatch
 from fastaug.views.config import ViewConfig
+from fastaug.views.randaugment import table_fingerprint
 
 log = logging.getLogger("fastaug")
 
@@ -131,9 +132,11 @@ class ViewLoader:
         """What the batches and their views depend on."""
         settings = dict(fixed_settings(self._view)) | {"last_batch": self._data.last_batch}
         plain = {n: list(v) if isinstance(v, tuple) else v for n, v in settings.items()}
+        uses_table = self._view.augment == "randaugment" and not self._view.uses_dali_policy
         return {
             "--seed": self._seed,
             **{flag(name): value for name, value in plain.items()},
+            "RandAugment table": table_fingerprint() if uses_table else None,
             "images per batch over all ranks": self._sampler.images_per_batch * self._sampler.ranks,
             "number of images": len(self.images),
             "data fingerprint": self.images.fingerprint,

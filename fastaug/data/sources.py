@@ -72,5 +72,9 @@ def open_split(data: str, split: Split) -> ImageSet:
 
 def open_split_or_flat(data: str, split: Split) -> ImageSet:
     """One split; or, for commands that only show images, a folder of images without splits."""
-    flat = folder.open_flat(Path(data).expanduser(), split)
-    return open_split(data, split) if flat is None else flat
+    path = Path(data).expanduser()
+    if next((reader for reader in READERS if reader.matches(path)), None) is folder:
+        flat = folder.open_flat(path, split)
+        if flat is not None:
+            return flat
+    return open_split(data, split)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -51,14 +51,15 @@ class Metric:
     without are not shown."""
     views: int = 0
     """Views of an image that it takes at least; 0: it is computed on the central crop."""
-    unit: Literal["percent", "nats"] = "percent"
+    unit: str = "percent"
+    """percent: values from 0 to 1; else the text behind the value, which may be empty."""
     digits: int = 1
 
     def text(self, value: float) -> str:
         """A value as tables show it."""
         if self.unit == "percent":
             return f"{100 * value:.{self.digits}f}%"
-        return f"{value:.{self.digits}f} nats"
+        return f"{value:.{self.digits}f} {self.unit}".rstrip()
 
 
 def _top_k(predictions: Predictions, k: int) -> Tensor:

@@ -89,6 +89,9 @@ def _from_format_2(state: dict[str, Any]) -> dict[str, Any]:
         state["optimizer"] = state.pop("optimiser")
     if isinstance(loader := state.get("loader"), dict) and "--normalise" in loader:
         loader["--normalize"] = loader.pop("--normalise")
+        names = ("--augment", "--randaugment-policy")
+        uses_table = tuple(map(loader.get, names)) == ("randaugment", "nfnet")
+        loader["RandAugment table"] = "16 operations, ef47db65" if uses_table else None
     return state | {"format": FORMAT}
 
 

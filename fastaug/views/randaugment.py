@@ -12,6 +12,7 @@ operation changes nothing either way.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -199,6 +200,11 @@ DALI_NAMES = (
 _BY_NAME = dict(zip(NAMES, OPERATIONS, strict=True))
 _SIGNED = np.array([spec.signed for spec in OPERATIONS])
 _UNCHANGED_AT = np.array([spec.unchanged_at for spec in OPERATIONS])
+
+
+def table_fingerprint() -> str:
+    """Names the table: with another one, the same random numbers draw other operations."""
+    return f"{len(NAMES)} operations, {hashlib.sha256(' '.join(NAMES).encode()).hexdigest()[:8]}"
 
 
 def draw_operations(

@@ -22,6 +22,7 @@ from fastaug.engine.loaders import build_evaluation_loader
 from fastaug.errors import CheckpointError, DataError
 from fastaug.runtime import cores
 from fastaug.runtime.cores import worker_count
+from fastaug.views import randaugment
 from fastaug.views.batch import ViewBatch
 from fastaug.views.reference import denormalize
 
@@ -185,6 +186,19 @@ def test_workers_depth_and_memory_change_no_batch(any_engine: Tiny, changes: dic
     config = any_engine(augment="randaugment")
     other = fastaug.build_loader(config.replace(**changes))
     assert_same(list(fastaug.build_loader(config)), list(other))
+
+
+def test_a_state_of_another_table_of_operations_is_refused(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With one operation more, the same numbers draw others for every view."""
+    config = tiny(augment="randaugment")
+    state = fastaug.build_loader(config).state_dict()
+    monkeypatch.setattr(randaugment, "NAMES", (*randaugment.NAMES, "emboss"))
+    with raises(CheckpointError, "RandAugment 16 17"):
+        fastaug.build_loader(config).load_state_dict(state)
+    plain = fastaug.build_loader(tiny())
+    plain.load_state_dict(plain.state_dict())
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from expect import raises
 from nvidia.dali import fn, pipeline_def, types
 from nvidia.dali.auto_aug.rand_augment import apply_rand_augment, get_rand_augment_suite
 from nvidia.dali.data_node import DataNode
@@ -13,9 +14,18 @@ from view_oracle import operation as oracle
 from view_oracle import photograph
 
 from fastaug.config import TrainConfig
-from fastaug.pipelines.randaugment import encode, randaugment
+from fastaug.errors import KernelUnavailableError
+from fastaug.pipelines import randaugment as dali_randaugment
+from fastaug.pipelines.randaugment import check_families, encode, randaugment
 from fastaug.views.plan import ViewPlans
-from fastaug.views.randaugment import DALI_NAMES, NAMES, Operation, apply_operations
+from fastaug.views.randaugment import (
+    DALI_NAMES,
+    NAMES,
+    OPERATIONS,
+    Operation,
+    OperationSpec,
+    apply_operations,
+)
 
 SIDE = 64
 CPU = {"num_threads": 1, "device_id": None, "prefetch_queue_depth": 1}
@@ -156,3 +166,11 @@ class TestDaliPolicy:
         if signed:  # both signs were drawn, and tell the two apart
             assert 0 < is_plus.sum() < count
             assert not (is_plus & is_minus).any()
+
+
+def test_an_operation_without_a_graph_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_families()
+    emboss = OperationSpec("emboss", lambda image: image, arguments=0)
+    monkeypatch.setattr(dali_randaugment, "OPERATIONS", (*OPERATIONS, emboss))
+    with raises(KernelUnavailableError, "--views-engine emboss fused"):
+        check_families()

@@ -8,6 +8,7 @@ import pickle
 import shutil
 import tarfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,8 +16,9 @@ from color_folders import CLASSES, write_folder
 from expect import raises
 from PIL import Image
 
-from fastaug.data.image_set import decode
-from fastaug.data.sources import check_classes, open_source, open_split
+from fastaug.data import sources
+from fastaug.data.image_set import ImageSet, decode
+from fastaug.data.sources import check_classes, open_source, open_split, open_split_or_flat
 from fastaug.errors import DataError
 
 
@@ -312,3 +314,18 @@ def test_an_unknown_kind_of_file(tmp_path: Path) -> None:
 def test_classes_in_another_order(folder: Path) -> None:
     with raises(DataError, "order"):
         check_classes(open_split(str(folder), "test"), CLASSES[::-1], "the checkpoint")
+
+
+def test_a_reader_is_asked_before_a_folder_counts_as_flat(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A format may have its images directly in the folder, beside their labels."""
+    images = folder / "train" / "red"
+    assert open_split_or_flat(str(images), "train").classes == ("red",)
+
+    def open_both(_path: Path, split: sources.Split) -> ImageSet:
+        return open_split(str(folder), split)
+
+    csv = SimpleNamespace(DESCRIPTION="", matches=lambda path: path == images, open_split=open_both)
+    monkeypatch.setattr(sources, "READERS", (csv, *sources.READERS))
+    assert open_split_or_flat(str(images), "train").classes == ("blue", "green", "red")
