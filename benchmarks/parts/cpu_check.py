@@ -38,7 +38,7 @@ class Probes:
     """Speed of this machine, measured now."""
 
     flops: float
-    """Of a 3x3 convolution, 64 to 64 channels, 16 images of 56x56."""
+    """FLOP/s of a 3x3 convolution, 64 to 64 channels, 16 images of 56x56."""
     bandwidth: tuple[tuple[float, float], ...]
     """(bytes read and written, bytes/s) of relu: caches and page faults make it depend on size."""
     launch: float

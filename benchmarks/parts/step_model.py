@@ -309,7 +309,7 @@ class Rates:
     """Seconds for each operation."""
     pcie: float = math.inf
     storage: float = math.inf
-    """Of all devices together."""
+    """Bytes/s of all devices together."""
     link: float = math.inf
     network: float = math.inf
     hop: float = 0.0

@@ -48,7 +48,7 @@ class Evaluation:
 
     @property
     def image_sets(self) -> list[ImageSet]:
-        """The images as the loaders know them: some may have gone bad."""
+        """The image sets of the loaders, with the bad images known so far."""
         return [self._images, *(loader.images for loader in self._loaders.values())]
 
     def measure(
