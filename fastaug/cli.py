@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, make_dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -66,17 +66,27 @@ def parse(
 
 
 def parse_training(
-    kind: type[Training], args: Sequence[str], *, prog: str, default: Training
+    kind: type[Training],
+    args: Sequence[str],
+    *,
+    prog: str,
+    default: Training,
+    switches: Mapping[str, str] | None = None,
 ) -> Training:
-    """Parse the flags of fastaug.train, grouped by component, and short forms such as --dali."""
+    """Parse the flags of fastaug.train, grouped by component, and --dali.
+
+    switches: flag -> help of further flags that the command handles before it parses.
+    """
     from tyro.conf import arg
 
-    dali, recipes = "short for --loader dali", "list the recipes that --recipe takes, and exit"
+    first = {"dali": "short for --loader dali", **(switches or {})}
     flags = make_dataclass(
         kind.__name__,
         [
-            ("dali", Annotated[bool, arg(help=dali)], field(default=False)),
-            ("list_recipes", Annotated[bool, arg(help=recipes)], field(default=False)),
+            *(
+                (n, Annotated[bool, arg(help=text)], field(default=False))
+                for n, text in first.items()
+            ),
             ("config", Annotated[kind, arg(name="")], field(default=default)),
         ],
         frozen=True,

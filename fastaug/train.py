@@ -18,9 +18,7 @@ from fastaug.runs.folder import check_unused
 from fastaug.runs.resume import find_checkpoint, new_run_folder, restarted_checkpoint, run_of
 from fastaug.runtime.distributed import Group
 from fastaug.runtime.signals import TrainingInterruptedError
-from fastaug.runtime.torchrun import (
-    join_process_group,
-)
+from fastaug.runtime.torchrun import join_process_group
 
 
 def main(args: Sequence[str]) -> int:
@@ -57,7 +55,13 @@ def configure(args: Sequence[str], group: Group | None = None) -> tuple[TrainCon
         default = default.replace(out=out, max_steps=0, profile=False, debug=False)
     else:
         default = get_recipe(named["recipe"] or RunConfig.recipe)
-    config = cli.parse_training(TrainConfig, args, prog="python -m fastaug.train", default=default)
+    config = cli.parse_training(
+        TrainConfig,
+        args,
+        prog="python -m fastaug.train",
+        default=default,
+        switches={"list_recipes": "list the recipes that --recipe takes, and exit"},
+    )
     if (
         checkpoint is not None
         and ":" in config.loss.kernel

@@ -17,7 +17,7 @@ from color_folders import write_folder
 from training import tiny_config
 
 from fastaug.config import TrainConfig
-from fastaug.data import retry as reading
+from fastaug.data import retry
 from fastaug.runtime.device import avoid_broken_cpu_arithmetic
 
 torch.set_num_threads(1)
@@ -49,7 +49,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """An unreadable image is not waited for; one test is about the real pauses."""
-    monkeypatch.setattr(reading, "RETRY_PAUSES", (0.01, 0.01))
+    monkeypatch.setattr(retry, "RETRY_PAUSES", (0.01, 0.01))
 
 
 @pytest.fixture

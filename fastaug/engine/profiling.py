@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, record_function
 
-from fastaug.runtime import trace as ranges
+from fastaug.runtime import trace as tracing
 from fastaug.runtime.atomic import write_json
 
 WARM_UP, STEPS = 5, 5
@@ -62,7 +62,7 @@ class Profiler:
             with self._new_torch_profiler():  # the first start takes over a second: not in a step
                 pass
             self._spans = tempfile.NamedTemporaryFile(prefix="fastaug-spans-")
-            ranges.set_worker_trace_file(self._spans.name)
+            tracing.set_worker_trace_file(self._spans.name)
         return self
 
     def __exit__(self, *_error: object) -> None:
@@ -88,7 +88,7 @@ class Profiler:
         self._torch = self._new_torch_profiler()
         self._torch.start()
         self._marks = [_mark() for _ in range(5)]
-        ranges.start_tracing(cuda=self._cuda)
+        tracing.start_tracing(cuda=self._cuda)
         self._started = time.perf_counter_ns()
 
     def _finish(self, profile: torch.profiler.profile) -> None:
@@ -98,7 +98,7 @@ class Profiler:
             with tempfile.TemporaryDirectory() as folder:
                 profile.export_chrome_trace(f"{folder}/trace.json")
                 trace = json.loads(Path(folder, "trace.json").read_bytes())
-            spans = ranges.read_worker_ranges(self._spans.name)
+            spans = tracing.read_worker_ranges(self._spans.name)
             spans = [s for s in spans if s.end > self._started and s.start < ended]
             _add_workers(trace, spans, self._marks)
             write_json(self._path, trace, indent=None)
@@ -117,8 +117,8 @@ class Profiler:
     def _turn_off(self) -> None:
         self._done = True
         self._torch = None
-        ranges.stop_tracing()
-        ranges.set_worker_trace_file(None)
+        tracing.stop_tracing()
+        tracing.set_worker_trace_file(None)
         self._spans.close()
 
     def _new_torch_profiler(self) -> torch.profiler.profile:
@@ -137,7 +137,7 @@ def _mark() -> tuple[int, int]:
 
 
 def _add_workers(
-    trace: dict[str, Any], spans: list[ranges.WorkerRange], marks: list[tuple[int, int]]
+    trace: dict[str, Any], spans: list[tracing.WorkerRange], marks: list[tuple[int, int]]
 ) -> None:
     """Add a row per worker; the marks relate the trace's clock to theirs, and are removed."""
     events = trace["traceEvents"]

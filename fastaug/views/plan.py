@@ -7,7 +7,7 @@ view k of image i in epoch e depends only on (seed, e, i, k) and the image's siz
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -63,11 +63,6 @@ class ViewPlans:
     """[B, K, N, 4] float64."""
     size: int
     """Side of the views in pixels."""
-
-    def part(self, start: int, stop: int) -> ViewPlans:
-        """The plans of images start to stop - 1."""
-        names = ("boxes", "flips", "operations", "arguments")
-        return replace(self, **{name: getattr(self, name)[start:stop] for name in names})
 
     def of_image(self, place: int) -> list[ViewPlan]:
         """The K plans of one image, with NFNet's operations by name."""

@@ -24,7 +24,7 @@ from safetensors.torch import load_file
 from states import SIZE, save, state_of, step_in
 
 from fastaug.errors import CheckpointError
-from fastaug.runs import checkpoint_writer as saver
+from fastaug.runs import checkpoint_writer
 from fastaug.runs.checkpoint import load_checkpoint, write_checkpoint
 from fastaug.runs.checkpoint_writer import CheckpointWriter
 from fastaug.runs.resume import newest_checkpoint
@@ -60,8 +60,8 @@ def forked(work: Callable[[Any], None]) -> tuple[multiprocessing.Process, Any]:
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(saver, "RETRY_SECONDS", (0.02, 0.05))
-    monkeypatch.setattr(saver, "PATIENCE_AT_THE_END", 0.3)
+    monkeypatch.setattr(checkpoint_writer, "RETRY_SECONDS", (0.02, 0.05))
+    monkeypatch.setattr(checkpoint_writer, "PATIENCE_AT_THE_END", 0.3)
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ class SlowDisk:
             self.steps.append(state["step"])
             write_checkpoint(path, state)
 
-        monkeypatch.setattr(saver, "write_checkpoint", write)
+        monkeypatch.setattr(checkpoint_writer, "write_checkpoint", write)
 
 
 @pytest.fixture
@@ -300,8 +300,8 @@ class TestADiskThatFails:
                 raise OSError(number, os.strerror(number))
             write_checkpoint(path, state)
 
-        monkeypatch.setattr(saver, "write_checkpoint", write)
-        monkeypatch.setattr(saver, "PATIENCE_AT_THE_END", 20)
+        monkeypatch.setattr(checkpoint_writer, "write_checkpoint", write)
+        monkeypatch.setattr(checkpoint_writer, "PATIENCE_AT_THE_END", 20)
         for outage in (1, 2):
             save(tmp_path, outage, say=said.append)
             assert [line.split(":")[0] for line in said] == [*("warning", WRITTEN)] * outage
@@ -342,7 +342,7 @@ class TestADiskThatFails:
             assert go_on.wait(60)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-        monkeypatch.setattr(saver, "write_checkpoint", full)
+        monkeypatch.setattr(checkpoint_writer, "write_checkpoint", full)
         writer = CheckpointWriter(tmp_path, keep=2, say=said.append)
         writer.save(state_of(2))
         if when == "during the run":
@@ -359,7 +359,7 @@ class TestADiskThatFails:
         assert ("--resume" in message) == earlier
         assert (tmp_path / "last.pt").exists() == earlier
         # That it takes a while is reported once.
-        seconds = f"for up to {saver.PATIENCE_AT_THE_END:g} s more"
+        seconds = f"for up to {checkpoint_writer.PATIENCE_AT_THE_END:g} s more"
         assert [seconds in line for line in said] == [False, True][-len(said) :]
         assert len(said) == (2 if when == "during the run" else 1)
 
@@ -367,10 +367,10 @@ class TestADiskThatFails:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]
     ) -> None:
         def broken(_path: Path, _state: dict[str, Any]) -> None:
-            monkeypatch.setattr(saver, "write_checkpoint", write_checkpoint)
+            monkeypatch.setattr(checkpoint_writer, "write_checkpoint", write_checkpoint)
             raise ValueError("what no one thought of")
 
-        monkeypatch.setattr(saver, "write_checkpoint", broken)
+        monkeypatch.setattr(checkpoint_writer, "write_checkpoint", broken)
         save(tmp_path, 1, say=said.append)
         assert "(what no one thought of)" in said[0]
         assert step_in(tmp_path / "last.pt") == 1

@@ -214,3 +214,11 @@ def test_from_a_shell(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert json.loads((run / "summary.json").read_text())["finished"]
     assert cli.run(evaluate.main, [str(run / "best.pt"), "--tta", "3"]) == 0
     assert "3 views, averaged logits" in capsys.readouterr().out
+
+
+def test_only_train_lists_recipes(capsys: pytest.CaptureFixture) -> None:
+    """Elsewhere the flag would be accepted and do nothing."""
+    assert cli.run(train.main, ["--list-recipes"]) == 0
+    assert "cifar100-wrn-16-4" in capsys.readouterr().out
+    assert cli.run(preview.main, ["--list-recipes"]) == 2
+    assert "--list-recipes" in capsys.readouterr().err

@@ -24,7 +24,7 @@ from PIL import Image
 
 import fastaug
 from fastaug.config import TrainConfig
-from fastaug.data import retry as reading
+from fastaug.data import retry
 from fastaug.data.sources import open_split
 from fastaug.engine.loaders import build_evaluation_loader
 from fastaug.errors import DataError, KernelUnavailableError
@@ -158,7 +158,7 @@ class TestRuns:
     def test_a_file_that_changed_under_the_run(
         self, tmp_path: Path, photos: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(reading, "RETRY_PAUSES", (0.01,))
+        monkeypatch.setattr(retry, "RETRY_PAUSES", (0.01,))
         shutil.copytree(photos, tmp_path / "copy")
         config = TrainConfig.from_flat(data=str(tmp_path / "copy"), batch_size=8, **FUSED)
         loader = fastaug.build_loader(config)

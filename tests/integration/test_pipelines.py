@@ -15,7 +15,7 @@ from PIL import Image
 
 import fastaug
 from fastaug.config import TrainConfig
-from fastaug.data import retry as reading
+from fastaug.data import retry
 from fastaug.data.sources import open_split
 from fastaug.engine.loaders import build_evaluation_loader
 from fastaug.errors import ConfigError
@@ -224,7 +224,7 @@ def test_a_file_that_passes_the_look_and_stops_dali(
     tiny: Tiny, folder: Path, compiled_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The culprit of a batch is found and named; this run and the next go on without it."""
-    monkeypatch.setattr(reading, "RETRY_PAUSES", (0.01,))
+    monkeypatch.setattr(retry, "RETRY_PAUSES", (0.01,))
     config = tiny(loader="dali", max_bad=0.05)
     loader = fastaug.build_loader(config)
     victim = int(next(loader.batches()).indices[3])

@@ -18,12 +18,11 @@ import torch
 
 from fastaug import train
 from fastaug.config import TrainConfig
-from fastaug.engine import learner
-from fastaug.engine import profiling as profiler
+from fastaug.engine import learner, profiling
 from fastaug.engine.profiling import Profiler, steps_to_record
 from fastaug.engine.trainer import Trainer
 from fastaug.runs.checkpoint import load_checkpoint
-from fastaug.runtime import trace as ranges
+from fastaug.runtime import trace as tracing
 from fastaug.runtime.signals import TrainingInterruptedError
 
 Tiny = Callable[..., TrainConfig]
@@ -117,9 +116,9 @@ def test_rows_of_workers_are_in_the_trace_s_clock(tmp_path: Path) -> None:
     said: list[str] = []
     with Profiler(range(1), tmp_path / "trace.json", torch.device("cpu"), said.append) as profiled:
         profiled.reach(0)
-        file = ranges.worker_trace_file()
+        file = tracing.worker_trace_file()
         started = time.perf_counter_ns()
-        with ranges.trace_range("forward"):
+        with tracing.trace_range("forward"):
             time.sleep(0.1)
         lines = f"7\tviews\t{started}\t{time.perf_counter_ns()}\n7\tviews\t5\t6\n7\ttorn"
         Path(file).write_text(lines)
@@ -130,8 +129,8 @@ def test_rows_of_workers_are_in_the_trace_s_clock(tmp_path: Path) -> None:
     assert within(forward, {"ts": views["ts"] - slack, "dur": views["dur"] + 2 * slack})
     assert re.search(r"forward ([6-9]\d|100)%", said[0])  # the rest is the machine's
     assert not Path(file).exists()
-    assert ranges.worker_trace_file() is None
-    assert ranges.trace_range("forward") is ranges.trace_range("views")  # off
+    assert tracing.worker_trace_file() is None
+    assert tracing.trace_range("forward") is tracing.trace_range("views")  # off
 
 
 @pytest.mark.parametrize(
@@ -189,7 +188,7 @@ def test_a_full_disk_does_not_end_the_training(
     def full(*_args: object, **_named: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(profiler, "write_json", full)
+    monkeypatch.setattr(profiling, "write_json", full)
     assert Trainer(short(profile=True)).fit()["step"] == 12
     assert "trace.json cannot be written ([Errno 28] No space left" in capsys.readouterr().out
 

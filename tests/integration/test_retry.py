@@ -25,8 +25,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 import fastaug
 from fastaug.config import TrainConfig
-from fastaug.data import retry as reading
-from fastaug.data import torch_loader
+from fastaug.data import retry, torch_loader
 from fastaug.data.image_set import ImageSet
 from fastaug.data.sources import open_split
 from fastaug.engine.loaders import build_evaluation_loader, scan_configured
@@ -54,7 +53,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "RETRY_PAUSES", (0.0, 0.01))
+    monkeypatch.setattr(retry, "RETRY_PAUSES", (0.0, 0.01))
 
 
 @pytest.fixture
@@ -217,11 +216,11 @@ class TestQuarantine:
         images = scanned(config)
         content = images.files[7].read_bytes()
         images.files[7].write_bytes(b"")
-        with pytest.raises(reading.BadImagesError) as raised:
-            reading.read_with_retries(images, {7: reading.ReadFailure("x", True)}, images.image)
+        with pytest.raises(retry.BadImagesError) as raised:
+            retry.read_with_retries(images, {7: retry.ReadFailure("x", True)}, images.image)
         time.sleep(0.01)
         images.files[7].write_bytes(content)
-        assert list(reading.quarantine(images, raised.value, 0.2).bad) == [7]
+        assert list(retry.quarantine(images, raised.value, 0.2).bad) == [7]
         assert scanned(config).bad == {}
 
 
@@ -242,8 +241,8 @@ class TestPatience:
             if seconds == 0.3:
                 victim.write_bytes(content)
 
-        monkeypatch.setattr(reading, "RETRY_PAUSES", (0.1, 0.3, 1.0, 3.0))
-        monkeypatch.setattr(reading.time, "sleep", sleep)
+        monkeypatch.setattr(retry, "RETRY_PAUSES", (0.1, 0.3, 1.0, 3.0))
+        monkeypatch.setattr(retry.time, "sleep", sleep)
         loader = fastaug.build_loader(config, images)
         batches = iter(loader)
         found = [next(batches)]
@@ -389,7 +388,7 @@ class TestWorkers:
             def __iter__(self) -> Iterator[object]:
                 raise EOFError
 
-        with raises(reading.RetryError, "EOFError"):
+        with raises(retry.RetryError, "EOFError"):
             list(torch_loader._worker_results(Dying()))
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from fastaug import cli, train
 from fastaug.config import TrainConfig
-from fastaug.runs import checkpoint_writer as saver
+from fastaug.runs import checkpoint_writer
 from fastaug.runs.checkpoint import write_checkpoint
 from fastaug.runs.checkpoint_writer import CheckpointWriter
 from fastaug.runs.resume import newest_checkpoint
@@ -117,7 +117,7 @@ def test_the_second_signal_ends_a_slow_save(
 ) -> None:
     (tmp_path / "checkpoints").mkdir()
     write_checkpoint(tmp_path / "last.pt", {"config": {}, "step": 1})
-    monkeypatch.setattr(saver, "write_checkpoint", lambda *_args: time.sleep(LONG))
+    monkeypatch.setattr(checkpoint_writer, "write_checkpoint", lambda *_args: time.sleep(LONG))
 
     def work(ready: Any) -> None:
         with StopSignals():
@@ -145,7 +145,7 @@ def test_a_training_that_cannot_save_ends_by_the_second_signal(
             threading.Event().wait()
         write_checkpoint(path, state)
 
-    monkeypatch.setattr(saver, "write_checkpoint", write)
+    monkeypatch.setattr(checkpoint_writer, "write_checkpoint", write)
     flags = [
         *(
             "--data",
