@@ -5,6 +5,8 @@ Both depend only on the labels, so they are the same for every seed and on every
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from fastaug.data.image_set import ImageSet
@@ -16,8 +18,8 @@ def split_training(
 ) -> tuple[ImageSet, ImageSet | None]:
     """The images to train on, and the held-out ones or None.
 
-    validation: share of each class to hold out, whatever train_images is; 0: none.
-    train_images: number of images to train on, from all classes evenly; 0: all.
+    validation: share of each class to hold out, independent of train_images; 0: none.
+    train_images: number of images to train on, taken evenly from all classes; 0: all.
     """
     if not (validation or train_images):
         return images, None
@@ -33,28 +35,34 @@ def split_training(
         rest = rest[_evenly(images.labels[rest], train_images)]
     if len(missing := np.setdiff1d(images.labels, images.labels[rest])):
         raise ConfigError(
-            f"--train-images {train_images:,} with --validation {validation:g} leave no image of "
-            f"class {images.classes[missing[0]]} to train on; take more, or hold out fewer"
+            f"--train-images {train_images:,} leaves no image of class "
+            f"{images.classes[missing[0]]} to train on; give at least one image per class"
         )
     train = images.subset(rest, images.name)
     if not validation:
         return train, None
     if not out.any():
         raise ConfigError(
-            f"--validation {validation:g} of {images.name} is no image: its classes are too small"
+            f"--validation {validation:g} cannot hold out any image of {images.name}: every class "
+            "has only 1 image"
         )
     return train, images.subset(np.flatnonzero(out), f"{images.name} (held out)")
 
 
 def held_out(labels: np.ndarray, share: float) -> np.ndarray:
-    """[N] bool: True for this share of each class, evenly spaced (0.1: every tenth image)."""
+    """[N] bool: True for this share of each class, evenly spaced (0.1: every tenth image).
+
+    The number is rounded to the nearest, ties down. It is at least 1, and at least 1 image of each
+    class is not held out.
+    """
     out = np.zeros(len(labels), bool)
     if share:
         for label in np.unique(labels):
             members = np.flatnonzero(labels == label)
-            count = int(len(members) * share + 1e-9)
+            last = len(members) - 1
+            count = min(max(1, math.ceil(len(members) * share - 0.5 - 1e-9)), last)
             places = np.floor(np.arange(1, count + 1) / share + 1e-9).astype(int) - 1
-            out[members[places]] = True
+            out[members[np.minimum(places, last)]] = True  # rounded up: the last image
     return out
 
 

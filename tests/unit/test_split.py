@@ -34,8 +34,8 @@ def numbers(images: ImageSet | None) -> list[int]:
 
 
 def test_a_tenth_is_every_tenth_image_of_each_class() -> None:
-    labels = np.array([0] * 25 + [1] * 10 + [2] * 9)
-    assert np.flatnonzero(held_out(labels, 0.1)).tolist() == [9, 19, 34]
+    labels = np.array([0] * 25 + [1] * 10 + [2] * 20)
+    assert np.flatnonzero(held_out(labels, 0.1)).tolist() == [9, 19, 34, 44, 54]
     assert held_out(np.zeros(100, int), 0.29).sum() == 29  # 100 * 0.29 is just below 29 in fp64
 
 
@@ -44,6 +44,21 @@ def test_so_much_is_held_out_of_each_class(share: float, expected: int) -> None:
     labels = np.array([0, 1] * 10)
     out = held_out(labels, share)
     assert [int(out[labels == label].sum()) for label in (0, 1)] == [expected] * 2
+
+
+@pytest.mark.parametrize(
+    ("count", "share", "places"),
+    [
+        (9, 0.2, [4, 8]),  # 1.8
+        (11, 0.2, [4, 9]),  # 2.2
+        (3, 0.1, [2]),  # at least one
+        (2, 0.9, [0]),  # and one to train on
+        (1, 0.9, []),
+        (19, 0.29, [2, 5, 9, 12, 16, 18]),  # 5.51
+    ],
+)
+def test_numbers_are_rounded_to_the_nearest(count: int, share: float, places: list[int]) -> None:
+    assert np.flatnonzero(held_out(np.zeros(count, int), share)).tolist() == places
 
 
 def test_both_parts_are_the_set_and_share_no_image() -> None:
@@ -55,11 +70,11 @@ def test_both_parts_are_the_set_and_share_no_image() -> None:
 
 
 def test_fewer_images_are_as_many_of_each_class_and_hold_out_the_same() -> None:
-    images = numbered([0] * 30 + [1] * 20 + [2] * 3)
+    images = numbered([0] * 30 + [1] * 20 + [2] * 4)
     _, all_held = split_training(images, validation=0.1, train_images=0)
     train, held = split_training(images, validation=0.1, train_images=13)
     assert numbers(held) == numbers(all_held)
-    # Of the class that has but three all are taken; the other two have five each.
+    # The last class has only three left, which are all taken; the other two have five each.
     assert Counter(train.labels.tolist()) == {0: 5, 1: 5, 2: 3}
     assert numbers(train) == [0, 1, 2, 3, 4, 30, 31, 32, 33, 34, 50, 51, 52]
 
@@ -75,12 +90,16 @@ def test_nothing_asked_for_is_the_set_itself() -> None:
         (0.5, 11, "10 numbered 11"),
         (0.0, 21, "20 numbered 21"),
         (0.0, 1, "image train"),
-        (0.05, 0, "--validation 0.05 numbered image"),
     ],
 )
 def test_a_split_that_cannot_be(validation: float, train_images: int, message: str) -> None:
     with raises(ConfigError, message):
         split_training(numbered([0, 1] * 10), validation=validation, train_images=train_images)
+
+
+def test_classes_of_one_image_cannot_be_split() -> None:
+    with raises(ConfigError, "--validation 0.5 numbered"):
+        split_training(numbered([0, 1, 2]), validation=0.5, train_images=0)
 
 
 def test_files_are_split_with_their_labels(folder: Path) -> None:
