@@ -27,15 +27,15 @@ class ScanConfig(Settings):
     """Scan every image of a data set and list those that cannot be used."""
 
     data: Annotated[str, arg(metavar="DATA")]
-    """As --data of fastaug.train, or a folder of images without splits."""
+    """What --data of fastaug.train takes, or a folder of images without splits."""
     full: bool = False
-    """Decode every image; otherwise only its header, size and end of file are checked."""
+    """Decode every image; by default only header, size and end of file are checked."""
     workers: int = setting(-1, at_least=-1)
     """Threads; -1: four per core, up to 32."""
     max_bad: float = setting(0.01, at_least=0, at_most=1)
-    """Largest share of bad images in a split that is not an error."""
+    """Largest share of bad images in a split, 0 to 1; more is an error."""
     out: str = ""
-    """Write the results to this JSON file too."""
+    """Also write the results to this JSON file."""
     debug: bool = False
     """Show the traceback of an error."""
 
@@ -59,7 +59,8 @@ def main(args: Sequence[str]) -> int:
         result = {"data": options.data, "full": options.full}
         write_json(out, result | {"sets": [describe_scan(*pair) for pair in scanned]})
     for images, found in scanned:
-        check_max_bad(images, found.manifest, options.max_bad)
+        listed = f"{found.bad_list} lists them" if found.bad_list else "--out FILE lists them"
+        check_max_bad(images, found.manifest, options.max_bad, listed)
     return 0
 
 
@@ -71,7 +72,7 @@ def open_sets(data: str) -> list[ImageSet]:
     if not sets:
         raise errors[0]
     for error in errors:
-        log.warning("only %s is scanned: %s", *sets, error)
+        log.warning("scanned only %s: %s", *sets, error)
     return list(sets.values())
 
 

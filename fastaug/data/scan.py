@@ -47,6 +47,7 @@ _ROW = np.dtype(
         ("level", "u1"),  # 0 (not scanned), _QUICK or _FULL
     ]
 )
+_SCAN_LISTS_THEM = "python -m fastaug.scan DATA lists them"
 _MEMORY = 1 << 30
 """Bytes that all threads together may decode into; a single large image may take more."""
 
@@ -71,11 +72,11 @@ def scan_and_check(
     full: decode every image; otherwise only those that look truncated.
     """
     found = scan_set(images, full=full, workers=workers)
-    check_max_bad(images, found.manifest, max_bad)
+    listed = f"{found.bad_list} lists them" if found.bad_list else _SCAN_LISTS_THEM
+    check_max_bad(images, found.manifest, max_bad, listed)
     if bad := found.manifest.bad:
-        listed = f"; all of them: {found.bad_list}" if found.bad_list else ""
         log.warning(
-            "%s: %s of %s images are bad and left out: %s%s",
+            "%s: %s of %s images are bad and not used: %s; %s",
             images.name,
             f"{len(bad):,}",
             f"{len(images):,}",
@@ -117,16 +118,23 @@ def scan_set(images: ImageSet, *, full: bool = False, workers: int = -1) -> Scan
     )
 
 
-def check_max_bad(images: ImageSet, manifest: Manifest, max_bad: float) -> None:
-    """Raise if the share of bad images is above max_bad, or if all images are bad."""
+def check_max_bad(
+    images: ImageSet, manifest: Manifest, max_bad: float, listed: str = _SCAN_LISTS_THEM
+) -> None:
+    """Raise if the share of bad images is above max_bad, or if all images are bad.
+
+    listed: where the user finds all of them.
+    """
     bad, total = manifest.bad, len(images)
     if len(bad) <= max_bad * total and (not bad or len(bad) < total):
         return
-    allowed = f"--max-bad allows {_percent(max_bad)}" if len(bad) < total else "none is left"
+    allowed, advice = f"--max-bad allows {_percent(max_bad)}", ", or raise --max-bad"
+    if len(bad) == total:
+        allowed, advice = "no usable image remains", ""
     raise DataError(
         f"{images.name}: {len(bad):,} of {total:,} images are bad ({_percent(len(bad) / total)}), "
-        f"{allowed}; {_few_bad(images, bad)}; python -m fastaug.scan DATA lists them: "
-        "fix them, or raise --max-bad (a run to be resumed needs the files to stay)"
+        f"{allowed}: {_few_bad(images, bad)}; {listed}; repair or remove them{advice} "
+        "(a run that you --resume needs the same files)"
     )
 
 

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from expect import raises
+from expect import missing, raises
 from image_sets import JPEG, PNG, RGB, RNG, image_set, span_set, touch
 from mutants import encode, png, whole_images
 from PIL import Image
@@ -260,9 +260,8 @@ class TestPolicy:
         assert out.manifest.sizes[[7, 90]].tolist() == [[0, 0], [0, 0]]
         (line,) = caplog.messages
         (listed,) = cache.glob("*.txt")
-        expected = f"{images.name}: 2 of 100 images are bad and left out: "
-        assert line.startswith(f"{expected}{images.files[7]} (it is empty)")
-        assert line.endswith(str(listed))
+        assert missing(line, f"{images.name} 2 100 {images.files[7]} {images.files[90]}") == []
+        assert missing(line, str(listed)) == []
         assert listed.read_text().splitlines() == [
             f"{images.files[7]}: it is empty",
             f"{images.files[90]}: not an image of a known format",
@@ -272,10 +271,11 @@ class TestPolicy:
         assert scan_and_check(images).bad == {}
         assert not listed.exists()
 
-    def test_more_than_the_allowed_share(self, images: ImageSet) -> None:
+    def test_more_than_the_allowed_share(self, images: ImageSet, cache: Path) -> None:
         with raises(DataError, "2 100 2% --max-bad 1.9% 007.jpg") as raised:
             scan_and_check(images, max_bad=0.019)
-        assert "python -m fastaug.scan DATA" in str(raised.value)
+        (listed,) = cache.glob("*.txt")
+        assert missing(str(raised.value), str(listed)) == []
 
     def test_the_share_itself_is_allowed(self, images: ImageSet) -> None:
         images.files[7].write_bytes(JPEG)
