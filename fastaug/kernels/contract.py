@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Sequence
 from functools import cache
-from typing import Protocol, get_args
+from typing import Any, Protocol, get_args
 
 import torch
 from torch import Tensor
 
-from fastaug.errors import ConfigError
+from fastaug.errors import ConfigError, KernelUnavailableError
 from fastaug.kernels.config import Average
 from fastaug.toolchain.build import DTYPES, enum_codes
 
@@ -16,16 +18,16 @@ AVERAGES: tuple[Average, ...] = get_args(Average)
 
 
 class Kernel(Protocol):
-    """Computes the objective of every image and its gradient. Any object with these three will do.
+    """Computes the objective of every image and its gradient.
 
-    A kernel may also have
-    - `averages`, the averages that it computes; default: all of them.
+    Any object with `name`, `supports` and `value_and_grad` is a kernel. It may also have
+    - `averages`: the averages that it computes; default: all of them.
     - `mean_and_grad(logits, targets, average, kl_weight, label_smoothing) -> mean: [], nll, kl,
-      grad of the mean`, which saves a third of the time of a small batch. Its logits may require a
-      gradient; what it does must not be recorded.
-    - `sources() -> Iterable[Path]`, all files that it is made from, if that is more than the file
-      of its class. A kernel is admitted once for a device and the content of its sources; one that
-      has instance attributes and no `sources`, once in each process.
+      grad of the mean`: saves a third of the time of a small batch. Its logits may require a
+      gradient; autograd must not record what it does.
+    - `sources() -> Iterable[Path]`: all files that the kernel is made from, if there are more than
+      the file of its class. A kernel is admitted once for each device and content of its sources;
+      a kernel with instance attributes and without `sources`, once in each process.
     """
 
     name: str
@@ -51,6 +53,61 @@ class Kernel(Protocol):
         """
 
 
+_CALLS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "supports": (("logits",), ()),
+    "value_and_grad": (
+        ("logits", "targets"),
+        ("average", "kl_weight", "label_smoothing", "need_grad"),
+    ),
+}
+"""Method of a kernel -> its positional and its keyword arguments."""
+
+
+def check_contract(kernel: object, name: str = "") -> None:
+    """Raise KernelUnavailableError unless this is a kernel. name: for the message."""
+    kind = type(kernel).__name__
+    name = name or str(getattr(kernel, "name", "")) or kind
+    contract = "a kernel has name, supports and value_and_grad (fastaug/kernels/contract.py)"
+    if isinstance(kernel, type):
+        raise KernelUnavailableError(
+            f"kernel {name!r} is the class {kernel.__name__}; give an instance, such as "
+            f"{kernel.__name__}()"
+        )
+    missing = [] if isinstance(getattr(kernel, "name", None), str) else ["name"]
+    missing += [method for method in _CALLS if not callable(getattr(kernel, method, None))]
+    if missing:
+        raise KernelUnavailableError(
+            f"kernel {name!r} of type {kind} has no {' and no '.join(missing)}; {contract}"
+        )
+    for method, (positional, keywords) in _CALLS.items():
+        if not _accepts(getattr(kernel, method), positional, keywords):
+            arguments = ", ".join((*positional, *(("*", *keywords) if keywords else ())))
+            raise KernelUnavailableError(
+                f"kernel {name!r}: cannot call {method}({arguments}); {contract}"
+            )
+
+
+def _accepts(function: Any, positional: Sequence[str], keywords: Sequence[str]) -> bool:
+    try:
+        inspect.signature(function).bind(*positional, **dict.fromkeys(keywords))
+    except TypeError:
+        return False
+    except ValueError:  # a compiled function without a signature
+        return True
+    return True
+
+
+def check_logits(logits: Tensor) -> None:
+    """Raise ConfigError unless these are logits [B, K, C]; B may be 0."""
+    if not isinstance(logits, Tensor):
+        raise ConfigError(f"logits must be a tensor [B, K, C], got {type(logits).__name__}")
+    if logits.ndim != 3 or not logits.shape[1] or not logits.shape[2]:
+        raise ConfigError(
+            f"logits must be [images, views, classes], got shape {list(logits.shape)}; "
+            "from a flat batch: logits.unflatten(0, (-1, views))"
+        )
+
+
 def why_unsupported(kernel: Kernel, logits: Tensor, average: Average | None) -> str | None:
     """None, or why a kernel cannot compute this average of these logits here."""
     if reason := kernel.supports(logits):
@@ -62,8 +119,8 @@ def why_unsupported(kernel: Kernel, logits: Tensor, average: Average | None) -> 
 
 
 def takes_mean(kernel: Kernel, logits: Tensor) -> bool:
-    """True if mean_and_grad is called. Not for fp16: its gradient, divided by the number of images,
-    would lose to underflow what a loss scale is there to keep."""
+    """True if mean_and_grad is called. Not for fp16: a gradient divided by the number of images
+    would underflow, which the loss scale is there to prevent."""
     return hasattr(kernel, "mean_and_grad") and logits.dtype is not torch.float16
 
 
@@ -72,7 +129,7 @@ def wrong_target(image: int, target: int, classes: int) -> ConfigError:
     return ConfigError(f"targets must be 0 to {classes - 1}, got {target} for image {image}")
 
 
-# --- for the kernels of fastaug that are compiled ---
+# --- for fastaug's compiled kernels ---
 
 
 def why_wrong_dtype(logits: Tensor) -> str | None:
@@ -88,6 +145,6 @@ def average_code(average: Average | None) -> int:
 
 
 def compiled_averages() -> tuple[Average, ...]:
-    """Those that cuda/objective.h has."""
+    """The averages that cuda/objective.h has."""
     codes = enum_codes("objective.h", "Average")
     return tuple(average for average in AVERAGES if average.upper() in codes)

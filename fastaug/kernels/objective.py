@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
 from typing import NamedTuple
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from fastaug.errors import ConfigError
 from fastaug.kernels.autograd import apply_kernel
 from fastaug.kernels.config import Average
-from fastaug.kernels.contract import AVERAGES, Kernel
+from fastaug.kernels.contract import AVERAGES, Kernel, check_logits
 from fastaug.kernels.registry import find_kernel
 
 
@@ -42,16 +42,10 @@ def objective(
     """
     if average not in AVERAGES:
         raise ConfigError(f"average must be one of {', '.join(AVERAGES)}, got {average!r}")
-    if not 0 <= label_smoothing < 1:
-        raise ConfigError(f"label_smoothing must be at least 0 and below 1, got {label_smoothing}")
-    shape = logits.shape
-    if len(shape) != 3 or not shape[1] or not shape[2]:
-        raise _wrong_shape(shape)
-    if targets.shape != (shape[0],) or targets.dtype is not torch.int64:
-        raise ConfigError(
-            f"targets must be int64 of shape [{shape[0]}], one for each image, "
-            f"got {targets.dtype} of shape {list(targets.shape)}"
-        )
+    _check_range("kl_weight", kl_weight, math.inf)
+    _check_range("label_smoothing", label_smoothing, 1)
+    check_logits(logits)
+    _check_targets(targets, len(logits))
     return loss_terms(
         _resolved(kernel, logits, average),
         logits,
@@ -83,8 +77,7 @@ def pairwise_kl(logits: Tensor, *, kernel: str | Kernel = "auto") -> Tensor:
 
     Differentiable: the paper's regularizer, for any training loop. Zero for K = 1.
     """
-    if logits.ndim != 3 or not logits.shape[1] or not logits.shape[2]:
-        raise _wrong_shape(logits.shape)
+    check_logits(logits)
     return image_kl(_resolved(kernel, logits, None), logits)
 
 
@@ -98,8 +91,26 @@ def _resolved(kernel: Kernel | str, logits: Tensor, average: Average | None) -> 
     return kernel if torch.compiler.is_compiling() else find_kernel(kernel, logits, average)
 
 
-def _wrong_shape(shape: Sequence[int]) -> ConfigError:
-    return ConfigError(
-        f"logits must be [images, views, classes], got shape {list(shape)}; "
-        "from a flat batch: logits.unflatten(0, (-1, views))"
+def _check_range(name: str, value: float, limit: float) -> None:
+    try:
+        if 0 <= value < limit:
+            return
+    except TypeError:  # not a number
+        pass
+    below = "finite" if limit == math.inf else f"below {limit:g}"
+    raise ConfigError(f"{name} must be at least 0 and {below}, got {value!r}")
+
+
+def _check_targets(targets: Tensor, images: int) -> None:
+    is_tensor = isinstance(targets, Tensor)
+    if is_tensor and targets.shape == (images,) and targets.dtype is torch.int64:
+        return
+    given = type(targets).__name__
+    if is_tensor:
+        given = f"{targets.dtype} of shape {list(targets.shape)}"
+        if targets.shape == (images,) and not targets.is_floating_point():
+            given += "; use targets.long()"
+    raise ConfigError(
+        f"targets must be an int64 tensor of shape [{images}], one class index for each image, "
+        f"got {given}"
     )

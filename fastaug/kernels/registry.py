@@ -12,11 +12,12 @@ from torch import Tensor
 from fastaug.errors import KernelUnavailableError, suggest
 from fastaug.kernels.admission import check_admission, compare, forget
 from fastaug.kernels.config import Average
-from fastaug.kernels.contract import Kernel, why_unsupported
+from fastaug.kernels.contract import Kernel, check_contract, check_logits, why_unsupported
 from fastaug.kernels.cuda import CudaKernel
 from fastaug.kernels.native import NativeKernel
 from fastaug.kernels.reference import ReferenceKernel
 from fastaug.kernels.triton import TritonKernel
+from fastaug.runtime.device import available_device
 from fastaug.toolchain.admission import AdmissionReport
 
 log = logging.getLogger("fastaug")
@@ -34,22 +35,28 @@ _logged: set[str] = set()
 
 def register_kernel(name: str, kernel: Kernel) -> None:
     """Register a kernel under a name, for `kernel=name` and `--kernel name`."""
-    if name == "auto" or ":" in name:
+    if not isinstance(name, str) or not name or name == "auto" or ":" in name:
         raise KernelUnavailableError(
-            f"a kernel cannot be called {name!r}: 'auto' and ':' are reserved"
+            f"a kernel cannot have the name {name!r}: give a string other than 'auto' and "
+            "without ':', as register_kernel(name, kernel)"
         )
-    _check_contract(name, kernel)
+    check_contract(kernel, name)
     _KERNELS[name] = kernel
     _found.clear()
 
 
-def available_kernels(logits: Tensor | None = None) -> dict[str, str | None]:
-    """Each kernel with None, or why it cannot take these logits (default: fp32 on the CPU).
+def available_kernels(
+    logits: Tensor | str | torch.device = "cpu",
+) -> dict[str, str | None]:
+    """Name of each kernel -> None if it is available, or why not.
 
-    Those of fastaug, the registered ones, and those of installed packages.
+    Lists fastaug's kernels, registered ones, and those of installed packages. logits: the tensor
+    [B, K, C] that a kernel must take; or a device, for fp32 logits on it.
     """
-    if logits is None:
-        logits = torch.empty(1, 2, 2, dtype=torch.float32, device="cpu")
+    if not isinstance(logits, Tensor):
+        device = available_device(logits)
+        logits = torch.empty(1, 2, 2, dtype=torch.float32, device=device)
+    check_logits(logits)
     return {name: _why_not(name, logits) for name in dict.fromkeys([*_KERNELS, *_offered()])}
 
 
@@ -63,11 +70,11 @@ def _why_not(name: str, logits: Tensor) -> str | None:
 
 
 def check_kernel(kernel: str | Kernel, device: str | torch.device = "cpu") -> AdmissionReport:
-    """Compare a kernel with the float64 reference, whether or not it was admitted before."""
-    kernel = load_kernel(kernel) if isinstance(kernel, str) else kernel
-    report = compare(kernel, torch.device(device))
+    """Compare a kernel with the float64 reference, even if it was admitted before."""
+    kernel, device = _loaded(kernel), available_device(device)
+    report = compare(kernel, device)
     if not report.admitted:
-        forget(kernel, torch.device(device))
+        forget(kernel, device)
         _found.clear()
     return report
 
@@ -81,17 +88,17 @@ def resolve_kernel(
     dtype: torch.dtype = torch.float32,
     average: Average | None = None,
 ) -> Kernel:
-    """The kernel to use for logits [B, views, classes]: it can run here, and is admitted.
+    """An admitted kernel that can run here, for logits [B, views, classes].
 
     kernel: "auto", a name, package.module:attribute, or a kernel. average: what it must be able to
-    average; None if it is only for the pairwise KL. What "auto" chooses is logged.
+    average; None for only the pairwise KL. The choice of "auto" is logged.
     """
     logits = torch.empty(1, views, classes, dtype=dtype, device=device)
     return find_kernel(kernel, logits, average)
 
 
 def find_kernel(kernel: str | Kernel, logits: Tensor, average: Average | None = None) -> Kernel:
-    """resolve_kernel() for given logits. Cached, because every call of objective() comes here."""
+    """resolve_kernel() for given logits. Cached, because objective() calls it each time."""
     _, views, classes = logits.shape
     key = (kernel, logits.device, logits.dtype, views, classes, average)
     try:
@@ -110,7 +117,8 @@ def name_of(kernel: str | Kernel) -> str:
         return kernel
     if _KERNELS.get(kernel.name) is not kernel:
         raise KernelUnavailableError(
-            f"torch.compile knows kernels by name: register_kernel({kernel.name!r}, kernel) first"
+            f"torch.compile needs the name of a kernel: register_kernel({kernel.name!r}, kernel) "
+            "first"
         )
     return kernel.name
 
@@ -128,14 +136,14 @@ def _automatic(logits: Tensor, average: Average | None) -> Kernel:
 
 
 def _log_once(level: int, text: str) -> None:
-    """Logits of other shapes mostly lead to the same choice."""
+    """Log a choice once: logits of other shapes mostly lead to the same one."""
     if text not in _logged:
         _logged.add(text)
         log.log(level, text)
 
 
 def _named(kernel: str | Kernel, logits: Tensor, average: Average | None) -> Kernel:
-    kernel = load_kernel(kernel) if isinstance(kernel, str) else kernel
+    kernel = _loaded(kernel)
     if reason := why_unsupported(kernel, logits, average):
         raise KernelUnavailableError(f"kernel {kernel.name!r} cannot run here: {reason}")
     report = _admission_of(kernel, logits.device)
@@ -158,34 +166,31 @@ def load_kernel(name: str) -> Kernel:
         return _KERNELS[name]
     if name == "auto":
         raise KernelUnavailableError(
-            f"'auto' chooses among kernels; name one of {', '.join(_KERNELS)}"
+            f"'auto' is not a kernel, it chooses one; name one of {', '.join(_KERNELS)}"
         )
     offered = _offered()
     module_name, colon, attribute = offered.get(name, name).partition(":")
     if not colon:
         known = ["auto", *_KERNELS, *offered]
         raise KernelUnavailableError(
-            f"no kernel {name!r}: {suggest(name, known)}, or package.module:attribute"
+            f"no kernel {name!r}: {suggest(name, known)} (your own: package.module:attribute)"
         )
     try:
         kernel = getattr(importlib.import_module(module_name), attribute)
     except Exception as error:  # someone else's module may raise anything
         reason = f"{type(error).__name__}: {error}"
         raise KernelUnavailableError(f"kernel {name!r} cannot be loaded: {reason}") from error
-    _check_contract(name, kernel)
+    check_contract(kernel, name)
+    return kernel
+
+
+def _loaded(kernel: str | Kernel) -> Kernel:
+    """A kernel given by name or as an object."""
+    if isinstance(kernel, str):
+        return load_kernel(kernel)
+    check_contract(kernel)
     return kernel
 
 
 def _offered() -> dict[str, str]:
     return {point.name: point.value for point in entry_points(group=ENTRY_POINTS)}
-
-
-def _check_contract(name: str, kernel: object) -> None:
-    missing = [part for part in ("name", "supports", "value_and_grad") if not hasattr(kernel, part)]
-    if missing:
-        raise KernelUnavailableError(
-            f"kernel {name!r} has no {' and no '.join(missing)}; "
-            "a kernel has name, supports and value_and_grad (fastaug/kernels/contract.py)"
-        )
-    if isinstance(kernel, type):
-        raise KernelUnavailableError(f"kernel {name!r} is a class; name an instance of it")

@@ -2,6 +2,7 @@
 
 import re
 from difflib import get_close_matches
+from numbers import Integral
 
 import torch
 from torch import nn
@@ -32,12 +33,15 @@ def build_model(
     stochastic_depth: rate of the deepest block, from 0 in the first; not in wrn and resnet18.
     image_size: used only by timm models that are built for one size, such as ViT.
     """
-    if num_classes < 2:
-        raise ConfigError(f"a classifier needs at least 2 classes, got {num_classes}")
+    if not isinstance(name, str):
+        raise ConfigError(f"the model's name must be a string, got {name!r}")
+    if not isinstance(num_classes, Integral) or num_classes < 2:
+        raise ConfigError(f"num_classes must be a whole number of at least 2, got {num_classes!r}")
+    num_classes = int(num_classes)
     rates = {"dropout": dropout, "stochastic depth": stochastic_depth}
     for setting, rate in rates.items():
-        if not 0 <= rate < 1:
-            raise ConfigError(f"{setting} must be at least 0 and below 1, got {rate}")
+        if not isinstance(rate, (int, float)) or not 0 <= rate < 1:
+            raise ConfigError(f"{setting} must be at least 0 and below 1, got {rate!r}")
 
     name = name.lower()
     wrn = WRN_NAME.fullmatch(name)
@@ -62,7 +66,7 @@ def build_model(
         )
     else:
         nearest = ", ".join(get_close_matches(name, SUGGESTIONS, cutoff=0.0))
-        raise ConfigError(f"unknown model {name}; nearest: {nearest}; or timm/NAME for one of timm")
+        raise ConfigError(f"unknown model {name}; nearest: {nearest}; or timm/NAME (a timm model)")
     return model.to(memory_format=torch.channels_last)
 
 

@@ -25,23 +25,29 @@ def resolve_device(name: str) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and "LOCAL_RANK" in os.environ:  # set by torchrun
         name = f"cuda:{os.environ['LOCAL_RANK']}"
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ConfigError(f"--device must be auto, cpu, cuda or cuda:N, got {name!r}") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(
-            f"--device {name}: torch {torch.__version__} finds no CUDA GPU here; "
-            "use --device cpu, or check the driver with nvidia-smi"
-        )
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(
-            f"--device {name}: this machine has {torch.cuda.device_count()} GPU(s), from cuda:0; "
-            "each rank needs one of its own"
-        )
+    device = available_device(name, "--device")
     if device.type not in ("cpu", "cuda"):
         raise ConfigError(f"--device must be auto, cpu, cuda or cuda:N, got {name!r}")
     return device
+
+
+def available_device(device: str | torch.device, argument: str = "device") -> torch.device:
+    """A torch device that can be used here; ConfigError names the argument if it cannot."""
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ConfigError(f"{argument} must be cpu, cuda or cuda:N, got {device!r}") from error
+    if found.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(
+            f"{argument} {found}: torch {torch.__version__} finds no CUDA GPU here; "
+            "use cpu, or check the driver with nvidia-smi"
+        )
+    if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(
+            f"{argument} {found}: this machine has {torch.cuda.device_count()} GPU(s), starting at "
+            "cuda:0, and each rank needs its own"
+        )
+    return found
 
 
 def avoid_broken_cpu_arithmetic(device: torch.device, precision: str) -> None:
@@ -59,7 +65,7 @@ def avoid_broken_cpu_arithmetic(device: torch.device, precision: str) -> None:
     if probe.exitcode != 0:
         os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE_FP16"
         log.info(
-            "%s: the matrix unit (AMX) of this CPU does not work here; going without", precision
+            "%s: the matrix unit (AMX) of this CPU does not work here and is disabled", precision
         )
 
 
@@ -95,11 +101,11 @@ def cpp_compiler() -> str | None:
 
 
 def check_compiler(device: torch.device) -> None:
-    """Raise if torch.compile would find no C++ compiler, before it fails with fifty lines."""
+    """Raise if torch.compile would not find a C++ compiler: its own error has fifty lines."""
     if device.type == "cpu" and cpp_compiler() is None:
         raise ConfigError(
-            "--compile on a CPU needs a C++ compiler, and there is no g++ or clang++ here; "
-            "install one, or go without --compile"
+            "--compile on a CPU needs a C++ compiler, and neither g++ nor clang++ was found; "
+            "install one, set CXX, or omit --compile"
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
@@ -48,9 +49,7 @@ class ViewConfig(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        low, high = self.crop_area
-        if not 0 < low <= high <= 1:
-            raise ConfigError(f"--crop-area takes 0 < LOW <= HIGH <= 1, got {low} {high}")
+        self._check_crop_area()
         self._check_magnitude()
         if self.views_engine == "fused" and self.uses_dali_policy:
             raise ConfigError(
@@ -62,6 +61,17 @@ class ViewConfig(Settings):
     def uses_dali_policy(self) -> bool:
         """True if views get DALI's own RandAugment operations."""
         return self.augment == "randaugment" and self.randaugment_policy == "dali"
+
+    def _check_crop_area(self) -> None:
+        given = str(self.crop_area)
+        with suppress(TypeError, ValueError):  # not two numbers
+            low, high = self.crop_area
+            if 0 < low <= high <= 1:
+                return
+            given = f"{low} {high}"
+        raise ConfigError(
+            f"--crop-area must be two numbers LOW HIGH with 0 < LOW <= HIGH <= 1, got {given}"
+        )
 
     def _check_magnitude(self) -> None:
         magnitude = self.randaugment_magnitude

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import operator
 from collections.abc import Sequence
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastaug.errors import ConfigError, DataError, KernelUnavailableError
+from fastaug.errors import ConfigError, DataError, KernelUnavailableError, few, suggest
 from fastaug.runtime.cores import core_count
 from fastaug.toolchain.admission import AdmissionReport
 from fastaug.views.admission import check_admission
@@ -35,7 +37,7 @@ class StartedViews(Protocol):
 
 
 class ViewEngine(Protocol):
-    """Makes views on the device of the images."""
+    """Renders views on the device of the images."""
 
     name: str
 
@@ -109,19 +111,55 @@ def plan_views(
 ) -> ViewPlans:
     """Draw the plans of K random views of each image, determined by (seed, epoch, index, view).
 
-    indices: positions of the images in the data set; default: in the list, so that all batches get
-    the same plans. options: other settings of ViewConfig: augment, crop, crop_area, crop_sampling,
-    randaugment_layers, randaugment_magnitude.
+    indices: positions of the images in the data set; default: their positions in the list, so that
+    all batches get the same plans. options: settings of ViewConfig: augment, crop, crop_area,
+    crop_sampling, randaugment_layers, randaugment_magnitude.
     """
     check_images(images)
-    config = ViewConfig(views=views, size=size, **options)
-    numbers = np.arange(len(images)) if indices is None else np.asarray(indices, np.int64)
-    if numbers.shape != (len(images),) or numbers.min() < 0 or numbers.max() >= 2**32:
-        raise DataError(
-            f"indices must be {len(images)} numbers from 0 to 2**32 - 1, one for each image"
-        )
+    for name in options:
+        if name not in _PLAN_OPTIONS:
+            raise ConfigError(f"plan_views has no option {name!r}: {_hint(name)}")
+    seed, epoch = _whole_number("seed", seed), _whole_number("epoch", epoch)
+    options |= {"views": views, "size": size}
+    for name in options.keys() & {"views", "size", "randaugment_layers"}:
+        options[name] = _whole_number(name, options[name])
+    config = ViewConfig(**options)
     sizes = np.array([image.shape[:2] for image in images], np.int32).reshape(-1, 2)
+    numbers = _check_indices(range(len(images)) if indices is None else indices, len(images))
     return draw_plans(config, seed, epoch, TRAIN_VIEWS, numbers, sizes)
+
+
+_PLAN_OPTIONS = (
+    *("augment", "crop", "crop_area", "crop_sampling"),
+    *("randaugment_layers", "randaugment_magnitude"),
+)
+_RENDER_OPTIONS = tuple(field.name for field in fields(RenderSpec))
+
+
+def _hint(option: str) -> str:
+    if option in _RENDER_OPTIONS:
+        return f"{option} is an argument of make_views"
+    return suggest(option, _PLAN_OPTIONS)
+
+
+def _whole_number(name: str, value: int) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        why = " (views are square)" if name == "size" else ""
+        raise ConfigError(f"{name} must be a whole number{why}, got {value!r}") from None
+
+
+def _check_indices(indices: Sequence[int], count: int) -> np.ndarray:
+    """[count] int64."""
+    numbers = np.asarray(indices)
+    if numbers.shape == (count,) and np.issubdtype(numbers.dtype, np.integer):
+        if 0 <= numbers.min() and numbers.max() < 2**32:
+            return numbers.astype(np.int64)
+    raise DataError(
+        f"indices must be {count} whole numbers from 0 to 2**32 - 1, one for each image, "
+        f"got {few(numbers.reshape(-1).tolist())}"
+    )
 
 
 def make_views(
@@ -137,16 +175,16 @@ def make_views(
 ) -> Tensor:
     """B images [H, W, 3] uint8 and their plan -> views [B, K, 3, S, S] on the device of the images.
 
-    Stored B, K, S, S, 3, so that views.flatten(0, 1) is a channels-last batch. threads: on a CPU;
-    default: one per core.
+    The views are stored as B, K, S, S, 3, so that views.flatten(0, 1) is a channels-last batch.
+    threads: number of threads on a CPU; default: one per core.
     """
     check_images(images)
     device = check_plan(images, plan)
     spec = RenderSpec(interpolation, antialias, border, normalize, dtype)
     pictures, kept = pictures_of(images)
-    if threads is not None and threads < 1:
+    wanted = core_count() if threads is None else _whole_number("threads", threads)
+    if wanted < 1:
         raise ConfigError(f"threads must be at least 1, got {threads}")
-    wanted = core_count() if threads is None else threads
     work = plan.flips.size * 3 * plan.size**2
     others = min(wanted - 1, work // _PER_THREAD)
     return fused_engine(device).start(pictures, plan, spec, threads=others, kept=kept).finish()

@@ -98,7 +98,8 @@ def _check_boxes(boxes: np.ndarray) -> None:
         top, left, height, width = boxes.reshape(-1, 4)[wrong.argmax()]
         raise DataError(
             f"a view's box must have sides of 1 to {LONGEST_SIDE:,} pixels, at most {MAX_PIXELS:,} "
-            f"pixels, and begin as near; got one of {width} x {height} at {left}, {top}"
+            f"pixels in total, and start at most {LONGEST_SIDE:,} pixels from the image's corner; "
+            f"got {width} x {height} pixels at {left}, {top}"
         )
 
 
@@ -145,28 +146,39 @@ def form_structure(spec: RenderSpec, size: int, layers: int) -> Form:
 
 def check_images(images: Sequence[Tensor]) -> None:
     """Raise DataError unless these are images for plan_views and make_views."""
-    if isinstance(images, Tensor) or not len(images):
-        given = f"one tensor {list(images.shape)}" if isinstance(images, Tensor) else "none"
+    if not isinstance(images, Sequence) or not len(images):
+        given = "an empty list" if isinstance(images, Sequence) else _form(images)
         raise DataError(f"images must be a list of uint8 tensors [H, W, 3], got {given}")
     for place, image in enumerate(images):
-        if not isinstance(image, Tensor) or image.dtype != torch.uint8 or image.ndim != 3:
-            raise DataError(f"image {place} must be a uint8 tensor [H, W, 3], got {_form(image)}")
-        if image.shape[2] != 3 or not image.numel():
-            hint = "; permute(1, 2, 0) makes it one" if image.shape[0] == 3 else ""
-            raise DataError(f"image {place} must be [H, W, 3], got {list(image.shape)}{hint}")
+        is_tensor = isinstance(image, Tensor) and image.dtype == torch.uint8
+        if not is_tensor or image.ndim != 3 or image.shape[2] != 3 or not image.numel():
+            raise DataError(
+                f"image {place} must be a uint8 tensor [H, W, 3], got {_form(image)}{_hint(image)}"
+            )
+
+
+def _hint(image: object) -> str:
+    """How to make an image from something similar."""
+    if isinstance(image, np.ndarray):
+        return "; use torch.from_numpy(image)"
+    if isinstance(image, Tensor) and image.ndim == 3 and image.shape[0] == 3:
+        return "; use image.permute(1, 2, 0)"
+    if isinstance(image, Tensor) and image.ndim == 2:
+        return "; use image[..., None].expand(-1, -1, 3)"
+    return ""
 
 
 def check_plan(images: Sequence[Tensor], plan: ViewPlans) -> torch.device:
     """The device of all images; DataError if the plan is not for them."""
     if not isinstance(plan, ViewPlans):
-        raise DataError(f"the plan must be of fastaug.plan_views, got {type(plan).__name__}")
+        raise DataError(f"the plan must come from fastaug.plan_views, got {type(plan).__name__}")
     if not (isinstance(plan.size, int) and 1 <= plan.size <= LONGEST_VIEW):
         raise DataError(f"a plan's size must be 1 to {LONGEST_VIEW:,} pixels, got {plan.size}")
     arrays = (plan.boxes, plan.flips, plan.operations, plan.arguments)
     shape = plan.operations.shape
     if [a.shape for a in arrays] != [(*shape[:2], 4), shape[:2], shape, (*shape, 4)]:
         raise DataError(
-            "a plan has boxes [B, K, 4], flips [B, K], operations [B, K, N], arguments "
+            "a plan must have boxes [B, K, 4], flips [B, K], operations [B, K, N] and arguments "
             f"[B, K, N, 4]; got {[list(a.shape) for a in arrays]}"
         )
     if len(images) != len(plan.boxes):
@@ -178,6 +190,6 @@ def check_plan(images: Sequence[Tensor], plan: ViewPlans) -> torch.device:
 
 
 def _form(image: object) -> str:
-    if isinstance(image, Tensor):
-        return f"{image.dtype} of shape {list(image.shape)}"
+    if isinstance(image, Tensor | np.ndarray):
+        return f"{type(image).__name__} {list(image.shape)} of {image.dtype}"
     return type(image).__name__

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from expect import raises
@@ -214,10 +215,18 @@ def test_mistakes_end_in_one_line(name: str, options: dict[str, Any], message: s
         build_model(name, 10, **options)
 
 
-@pytest.mark.parametrize("classes", [1, 0, -1])
+@pytest.mark.parametrize("classes", [1, 0, -1, 10.0, "10", None])
 def test_a_classifier_needs_two_classes(classes: int) -> None:
     with raises(ConfigError, f"2 {classes}"):
         build_model("wrn-10-1", classes)
+
+
+def test_arguments_of_the_wrong_type() -> None:
+    with raises(ConfigError, "None"):
+        build_model(None, 10)  # type: ignore[arg-type]
+    with raises(ConfigError, "dropout 'x'"):
+        build_model("nf_resnet50", 10, dropout="x")  # type: ignore[arg-type]
+    assert isinstance(build_model("wrn-10-1", np.int64(10)), nn.Module)
 
 
 def test_without_timm_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

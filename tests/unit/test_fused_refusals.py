@@ -11,7 +11,7 @@ from expect import raises
 from torch import Tensor
 
 import fastaug
-from fastaug.errors import FastaugError
+from fastaug.errors import ConfigError, FastaugError
 
 SIZES = ((40, 30), (9, 50), (20, 20), (33, 64), (12, 7))
 IMAGES = [
@@ -83,7 +83,7 @@ def test_plans_follow_from_the_images_numbers() -> None:
     later = fastaug.plan_views(IMAGES[2:], indices=range(2, len(IMAGES)), **options)
     np.testing.assert_array_equal(later.boxes, all_of_them.boxes[2:])
     np.testing.assert_array_equal(later.arguments, all_of_them.arguments[2:])
-    for wrong in ([0], range(-1, len(IMAGES) - 1), [2**32] * len(IMAGES)):
+    for wrong in ([0], range(-1, len(IMAGES) - 1), [2**32] * len(IMAGES), [0.5] * len(IMAGES)):
         with raises(FastaugError, f"indices {len(IMAGES)}"):
             fastaug.plan_views(IMAGES, indices=wrong, **options)
 
@@ -92,8 +92,12 @@ def test_plans_follow_from_the_images_numbers() -> None:
     ("images", "reason"),
     [
         (IMAGES[0], "uint8"),
+        (None, "NoneType"),
+        (IMAGES[0].numpy(), "[40 30 3]"),
         ([], ""),
         ([IMAGES[0].permute(2, 0, 1)], "permute(1"),
+        ([IMAGES[0][..., 0]], "[40 30] expand(-1"),
+        ([IMAGES[0].numpy()], "torch.from_numpy(image)"),
         ([IMAGES[0].float()], "torch.float32"),
     ],
 )
@@ -102,9 +106,38 @@ def test_no_plans_for_what_are_no_images(images: list, reason: str) -> None:
         fastaug.plan_views(images, views=2, size=16)
 
 
-def test_no_threads_at_all_are_refused() -> None:
-    with raises(FastaugError, "threads 1 0"):
-        fastaug.make_views(IMAGES, PLANS, threads=0)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"augmnt": "none"}, "augmnt augment"),
+        ({"interpolation": "bilinear"}, "interpolation make_views"),
+        ({"randaugment_policy": "dali"}, "randaugment_policy"),
+        ({"size": (32, 48)}, "size square (32 48)"),
+        ({"size": 32.5}, "size 32.5"),
+        ({"views": 2.0}, "views 2.0"),
+        ({"views": 0}, "--views 0"),
+        ({"seed": 0.5}, "seed 0.5"),
+        ({"crop_area": 0.5}, "--crop-area 0.5"),
+        ({"crop_area": (0.1, 0.5, 1)}, "--crop-area (0.1 0.5 1)"),
+        ({"augment": "randaugment", "randaugment_layers": 2.5}, "randaugment_layers 2.5"),
+        ({"augment": "rand"}, "--augment rand randaugment"),
+    ],
+)
+def test_wrong_options_of_a_plan(options: dict, message: str) -> None:
+    with raises(ConfigError, message):
+        fastaug.plan_views(IMAGES, **{"views": 2, "size": 16, **options})
+
+
+def test_whole_numbers_of_numpy_are_whole_numbers() -> None:
+    plan = fastaug.plan_views(IMAGES, views=np.int64(2), size=np.int32(16))
+    np.testing.assert_array_equal(plan.boxes, PLANS.boxes)
+    assert fastaug.make_views(IMAGES, plan).shape == (5, 2, 3, 16, 16)
+
+
+@pytest.mark.parametrize("threads", [0, 1.5])
+def test_a_wrong_number_of_threads_is_refused(threads: int) -> None:
+    with raises(ConfigError, f"threads {threads}"):
+        fastaug.make_views(IMAGES, PLANS, threads=threads)
 
 
 @pytest.mark.parametrize("side", [2, 3])

@@ -242,6 +242,15 @@ def test_no_gradient_is_computed_where_none_is_needed() -> None:
         ((6, 4), torch.zeros(6).long(), {}, "[6, 4]"),
         ((2, 3, 4), torch.zeros(3).long(), {}, "int64 [2] [3]"),
         ((2, 3, 4), torch.zeros(2), {}, "torch.float32"),
+        ((2, 3, 4), torch.zeros(2).int(), {}, "torch.int32 targets.long()"),
+        ((2, 3, 4), [0, 1], {}, "list"),
+        ((2, 3, 4), torch.tensor([0, 4]), {}, "0 3 4 1"),
+        ((2, 3, 4), torch.tensor([-1, 0]), {}, "0 3 -1"),
+        ((2, 3, 4), torch.zeros(2).long(), {"kl_weight": -1}, "kl_weight -1"),
+        ((2, 3, 4), torch.zeros(2).long(), {"kl_weight": math.nan}, "kl_weight nan"),
+        ((2, 3, 4), torch.zeros(2).long(), {"kl_weight": math.inf}, "kl_weight inf"),
+        ((2, 3, 4), torch.zeros(2).long(), {"kl_weight": "1"}, "kl_weight '1'"),
+        ((2, 3, 4), torch.zeros(2).long(), {"label_smoothing": None}, "label_smoothing None"),
         ((2, 3, 4), torch.zeros(2).long(), {"average": "loss"}, "losses probs logits"),
         ((2, 3, 4), torch.zeros(2).long(), {"label_smoothing": 1.5}, "1 1.5"),
     ],
@@ -249,3 +258,11 @@ def test_no_gradient_is_computed_where_none_is_needed() -> None:
 def test_wrong_arguments(logits: tuple, targets: Tensor, options: dict, message: str) -> None:
     with raises(ConfigError, message):
         fastaug.objective(torch.zeros(logits), targets, **options)
+
+
+@pytest.mark.parametrize("logits", [torch.zeros(6, 4), torch.zeros(2, 0, 4), None, [[[0.0]]]])
+def test_wrong_logits(logits: Tensor) -> None:
+    with raises(ConfigError, "logits"):
+        fastaug.pairwise_kl(logits)
+    with raises(ConfigError, "logits"):
+        fastaug.objective(logits, torch.zeros(2).long())

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import re
+import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -15,7 +17,7 @@ from expect import raises
 from torch import Tensor
 
 import fastaug
-from fastaug.errors import KernelUnavailableError
+from fastaug.errors import ConfigError, KernelUnavailableError
 from fastaug.kernels import admission, registry
 from fastaug.kernels.config import Average
 from fastaug.kernels.contract import average_code
@@ -48,6 +50,10 @@ def scaled(values: float = 1, gradient: float = 1) -> Change:
         kl * values,
         None if grad is None else grad * gradient,
     )
+
+
+def check(kernel: Any, device: str = "cpu") -> Any:
+    return fastaug.check_kernel(kernel, device)
 
 
 @pytest.fixture(autouse=True)
@@ -134,6 +140,31 @@ class TestNames:
         with raises(KernelUnavailableError, name):
             fastaug.register_kernel(name, registry.load_kernel("reference"))
 
+    def test_the_name_comes_first(self) -> None:
+        with raises(KernelUnavailableError, "register_kernel(name"):
+            fastaug.register_kernel(ReferenceKernel(), "mine")  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize("device", ["cpu", torch.device("cpu")])
+    def test_available_on_a_device(self, device: str | torch.device) -> None:
+        found = fastaug.available_kernels(device)
+        assert found == fastaug.available_kernels(torch.zeros(2, 3, 4))
+        assert found["reference"] is None
+        assert "CUDA" in str(found["cuda"])
+
+    @pytest.mark.parametrize("ask", [fastaug.available_kernels, partial(check, "reference")])
+    def test_a_device_that_is_not_here(
+        self, ask: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with raises(ConfigError, "device gpu"):
+            ask("gpu")
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        with raises(ConfigError, "device cuda:1"):
+            ask("cuda:1")
+
+    def test_available_for_logits_of_another_shape(self) -> None:
+        with raises(ConfigError, "logits [6 4]"):
+            fastaug.available_kernels(torch.zeros(6, 4))
+
     def test_one_whose_supports_raises_does_not_hide_the_others(self) -> None:
         class Broken(ReferenceKernel):
             name = "broken"
@@ -145,6 +176,64 @@ class TestNames:
         found = fastaug.available_kernels()
         assert found["broken"] == "ZeroDivisionError: no"
         assert found["reference"] is None
+
+
+class Nothing:
+    """Not a kernel."""
+
+
+class WithoutSupports:
+    name = "unsupported"
+
+    def value_and_grad(self, logits, targets, **settings): ...
+
+
+class WithoutArguments(ReferenceKernel):
+    name = "without_arguments"
+
+    def supports(self) -> str | None:  # type: ignore[override]
+        return None
+
+
+class OldArguments(ReferenceKernel):
+    name = "old_arguments"
+
+    def value_and_grad(self, logits, targets, *, average): ...
+
+
+NO_KERNELS = {
+    "nothing": (Nothing(), "Nothing name supports value_and_grad"),
+    "none": (None, "NoneType name supports value_and_grad"),
+    "without supports": (WithoutSupports(), "unsupported supports"),
+    "supports without arguments": (WithoutArguments(), "without_arguments supports(logits)"),
+    "old arguments": (OldArguments(), "old_arguments kl_weight need_grad"),
+    "a class": (Plain, "class Plain"),
+}
+
+
+class TestContract:
+    @pytest.mark.parametrize("case", NO_KERNELS)
+    @pytest.mark.parametrize(
+        "use",
+        [
+            check,
+            partial(fastaug.pairwise_kl, torch.zeros(1, 2, 3)),
+            partial(fastaug.objective, torch.zeros(1, 2, 3), torch.zeros(1).long()),
+        ],
+    )
+    def test_an_object_that_is_no_kernel(self, case: str, use: Callable) -> None:
+        kernel, message = NO_KERNELS[case]
+        with raises(KernelUnavailableError, message):
+            use(kernel=kernel)
+
+    @pytest.mark.parametrize("case", NO_KERNELS)
+    def test_by_name(self, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        kernel, _ = NO_KERNELS[case]
+        with raises(KernelUnavailableError, "mine"):
+            fastaug.register_kernel("mine", kernel)
+        monkeypatch.setattr(sys.modules[__name__], "mine", kernel, raising=False)
+        with raises(KernelUnavailableError, f"{__name__}:mine"):
+            fastaug.pairwise_kl(torch.zeros(1, 2, 3), kernel=f"{__name__}:mine")
 
 
 class TestAuto:
