@@ -84,7 +84,7 @@ def resolve_kernel(
     """The kernel to use for logits [B, views, classes]: it can run here, and is admitted.
 
     kernel: "auto", a name, package.module:attribute, or a kernel. average: what it must be able to
-    average; None if it is only for the pairwise KL. What "auto" chooses is logged.
+    average; None if it is only for the pairwise KL. The choice is logged.
     """
     logits = torch.empty(1, views, classes, dtype=dtype, device=device)
     return find_kernel(kernel, logits, average)
@@ -141,6 +141,7 @@ def _named(kernel: str | Kernel, logits: Tensor, average: Average | None) -> Ker
     report = _admission_of(kernel, logits.device)
     if not report.admitted:
         raise KernelUnavailableError(str(report))
+    _log_once(logging.INFO, f"loss kernel: {kernel.name}")
     return kernel
 
 

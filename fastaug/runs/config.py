@@ -27,6 +27,9 @@ class RunConfig(Settings):
     """Run folder; default: runs/RECIPE-DATE-TIME-PROCESS."""
     resume: str = setting("", free_on_resume=True)
     """Continue from a run folder or checkpoint; auto: from the newest run, or from --out."""
+    progress_every: float = setting(30.0, at_least=0, free_on_resume=True)
+    """Seconds between two progress lines where there is no terminal, as in a cluster's log; 0:
+    none."""
     log_every: int = setting(20, at_least=1, free_on_resume=True)
     """Steps between two readings of the metrics from the device."""
     checkpoint_every: int = setting(0, at_least=0, free_on_resume=True)

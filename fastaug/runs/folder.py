@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -243,6 +244,26 @@ class RunFolder:
                 kept.append(line + "\n")
         with atomic_write(file) as temporary:
             temporary.write_text("".join(kept), encoding="utf-8")
+
+
+def check_writable(path: Path) -> None:
+    """Refuse a run folder that cannot be made or written. Leaves nothing behind."""
+    made = []
+    try:
+        for folder in (*reversed(path.parents), path):
+            if not folder.exists():
+                folder.mkdir()
+                made.append(folder)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"--out {path}: cannot be written ({error.strerror or error}); choose another folder"
+        ) from error
+    finally:
+        for folder in reversed(made):
+            with suppress(OSError):  # another process may use it by now
+                folder.rmdir()
 
 
 def check_unused(path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fastaug.config import TrainConfig
 from fastaug.data.config import DataConfig
-from fastaug.errors import CheckpointError, ConfigError, DamagedCheckpointError
+from fastaug.errors import CheckpointError, ConfigError, DamagedCheckpointError, few
 from fastaug.runs.checkpoint import load_checkpoint
 from fastaug.runs.checkpoint_writer import FOLDER, kept_checkpoints, step_name
 from fastaug.runs.config import RunConfig
@@ -55,6 +55,11 @@ def find_checkpoint(resume: str, out: str, say: Callable[[str], None]) -> Path |
     if not path.is_dir():
         return path
     if (newest := newest_checkpoint(path, say)) is None:
+        if runs := _runs_in(path):
+            raise CheckpointError(
+                f"--resume {path}: not a run folder, but it holds some; name one of them, the "
+                f"newest first: {few(runs)}"
+            )
         raise CheckpointError(
             f"{path}: no checkpoint to resume from, neither last.pt nor any in {FOLDER}/; "
             f"{_best_of(path)}"
@@ -73,9 +78,14 @@ def _best_of(folder: Path) -> str:
 
 
 def _newest_run() -> Path | None:
-    files = [*Path("runs").glob("*/last.pt*"), *Path("runs").glob(f"*/{FOLDER}/step-*.pt")]
-    newest = max(files, key=lambda path: path.stat().st_mtime, default=None)
-    return None if newest is None else run_of(newest)
+    return next(iter(_runs_in(Path("runs"))), None)
+
+
+def _runs_in(folder: Path) -> list[Path]:
+    """Run folders with a checkpoint directly below a folder, the newest first."""
+    files = [*folder.glob("*/last.pt*"), *folder.glob(f"*/{FOLDER}/step-*.pt")]
+    files.sort(key=lambda path: path.stat().st_mtime, reverse=True)
+    return list(dict.fromkeys(map(run_of, files)))
 
 
 def run_of(checkpoint: Path) -> Path:
