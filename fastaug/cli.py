@@ -177,7 +177,7 @@ def _flags(kind: type) -> list[str]:
     """The flags of a dataclass and of those inside it."""
     flags = []
     for name, hint in get_type_hints(kind).items():
-        flags += _flags(hint) if is_dataclass(hint) else [flag(name)]
+        flags += _flags(hint) if isinstance(hint, type) and is_dataclass(hint) else [flag(name)]
     return flags
 
 

@@ -1,4 +1,4 @@
-"""The trainer: the one path of an image, from the loader to the weights."""
+"""The trainer: batches, steps, evaluation, checkpoints."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ from fastaug.views.batch import ViewBatch
 
 
 class Trainer:
-    """One run, on one of its ranks. All that changes from step to step is in state_dict, and it is
-    the same on every rank after every step."""
+    """One rank of a run. state_dict has everything that changes from step to step; but for the
+    measured times it is the same on every rank after every step."""
 
     def __init__(
         self, config: TrainConfig, checkpoint: Path | None = None, group: Group | None = None
@@ -235,7 +235,7 @@ class Trainer:
         # With fp16 an overflowing gradient is how its scale is found: logged, not shown.
         if skipped.culprits or self.config.run.precision != "fp16":
             reason = skipped.reason(self.train_images.where)
-            self.console.line(f"warning: step {skipped.step:,} is skipped: {reason}")
+            self.console.line(f"warning: skipped step {skipped.step:,}: {reason}")
         indices = {"images": skipped.images, "culprits": skipped.culprits}
         scaler = self.learner.scaler
         scale = {"fp16_scale": scaler.get_scale()} if scaler.is_enabled() else {}

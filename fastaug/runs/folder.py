@@ -208,7 +208,7 @@ class RunFolder:
             if not self._failing:
                 self._say(
                     f"warning: metrics.jsonl cannot be written ({error.strerror}); its lines are "
-                    "kept and tried again"
+                    "kept in memory and retried"
                 )
             self._failing = True
         else:
@@ -221,8 +221,8 @@ class RunFolder:
             check_unused(self.path)
         elif self._lock.waited and (newest := _newest_step(self.path)) > resume_step:
             raise ConfigError(
-                f"--out {self.path}: another process has trained in it until now, to step "
-                f"{newest:,}; give the same command again to go on from there"
+                f"--out {self.path}: another process has just trained in it, up to step "
+                f"{newest:,}; run the same command again to continue from there"
             )
 
     @staticmethod
@@ -271,7 +271,7 @@ def check_unused(path: Path) -> None:
     holds nothing to keep."""
     if (path / "last.pt").exists() or _newest_step(path) >= 0:
         raise ConfigError(
-            f"--out {path}: holds a run already; continue it with --resume {path}, "
+            f"--out {path}: already contains a run; continue it with --resume {path}, "
             "or choose another folder"
         )
 

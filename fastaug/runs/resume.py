@@ -35,11 +35,11 @@ def newest_checkpoint(folder: Path, say: Callable[[str], None]) -> Path | None:
         except DamagedCheckpointError as error:
             damaged[path] = error
     if damaged and not whole:
-        raise CheckpointError(f"{folder}: all its checkpoints are damaged; {_best_of(folder)}")
+        raise CheckpointError(f"{folder}: all checkpoints are damaged; {_best_of(folder)}")
     for bad, reason in damaged.items():
         with suppress(OSError):  # a read-only folder is reported soon enough
             bad.replace(bad.with_name(f"{bad.name}.damaged"))
-        say(f"warning: {reason}; it is renamed, and the one before it is used")
+        say(f"warning: {reason}; renamed it, and using the previous checkpoint")
     return max(whole, key=lambda path: whole[path], default=None)
 
 
@@ -61,8 +61,7 @@ def find_checkpoint(resume: str, out: str, say: Callable[[str], None]) -> Path |
                 f"newest first: {few(runs)}"
             )
         raise CheckpointError(
-            f"{path}: no checkpoint to resume from, neither last.pt nor any in {FOLDER}/; "
-            f"{_best_of(path)}"
+            f"{path}: found no checkpoint, neither last.pt nor any in {FOLDER}/; {_best_of(path)}"
         )
     return newest
 
@@ -113,7 +112,7 @@ def restarted_checkpoint(resume: str, out: str, say: Callable[[str], None]) -> P
 def new_run_folder(config: TrainConfig) -> str:
     """runs/WHAT-DATE-TIME-PROCESS; the default recipe on other data takes the name of the data."""
     if num_nodes() > 1:
-        raise ConfigError("on several machines give --out, a folder that all of them see")
+        raise ConfigError("several machines need --out, a folder that all of them can access")
     own = config.run.recipe != RunConfig.recipe or config.data.data == DataConfig.data
     what = config.run.recipe if own else Path(config.data.data).name.partition(".")[0]
     return f"runs/{what}-{launch_timestamp()}"
