@@ -12,14 +12,15 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field, is_dataclass, make_dataclass
+from dataclasses import field, fields, is_dataclass, make_dataclass
 from difflib import get_close_matches
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, TypeVar, get_type_hints
 
 from fastaug.config import TrainConfig
 from fastaug.errors import ConfigError, FastaugError, printable
-from fastaug.settings import flag
+from fastaug.settings import Settings, field_help, flag
 
 Config = TypeVar("Config")
 Training = TypeVar("Training", bound=TrainConfig)
@@ -62,6 +63,8 @@ def parse(
     import tyro
 
     _check_flags(args, _flags(kind), prog)
+    if {"-h", "--help"} & set(args):
+        _set_help(kind)
     box = io.StringIO()
     try:
         with contextlib.redirect_stderr(box):
@@ -179,6 +182,18 @@ def _flags(kind: type) -> list[str]:
     for name, hint in get_type_hints(kind).items():
         flags += _flags(hint) if isinstance(hint, type) and is_dataclass(hint) else [flag(name)]
     return flags
+
+
+def _set_help(kind: type) -> None:
+    """Give tyro each help text on one line: it keeps the line breaks of a docstring."""
+    for hint in get_type_hints(kind).values():
+        if isinstance(hint, type) and is_dataclass(hint):
+            _set_help(hint)
+    if issubclass(kind, Settings):
+        helps = field_help(kind)
+        for own in fields(kind):
+            text = own.metadata.get("help") or helps.get(own.name)
+            own.metadata = MappingProxyType({**own.metadata, "help": text})
 
 
 def _check_flags(args: Sequence[str], known: list[str], prog: str) -> None:

@@ -58,8 +58,8 @@ class EvalConfig(Settings):
     eval_every: int = setting(1, at_least=1, free_on_resume=True)
     """Evaluate every N epochs, and after the last one."""
     eval_views: int = setting(2, at_least=0, free_on_resume=True)
-    """Views per test image in the evaluation after an epoch, for the invariance; 0: only the central
-    crop."""
+    """Views per test image in the evaluation after an epoch, for the invariance; 0: only the
+    central crop."""
     tta: int = setting(8, at_least=0, free_on_resume=True)
     """Views per test image in the final evaluation (test-time augmentation), which also reports the
     accuracy over the first 1, 2, 4, ... of them; 0: only the central crop."""

@@ -176,7 +176,7 @@ def check_continuable(
     """Refuse to continue a checkpoint with other settings or classes than its own."""
     if differing := TrainConfig.from_saved(state["config"]).differences(config):
         raise CheckpointError(
-            f"{name} cannot be resumed with other settings; it was trained with {', '.join(differing)}"
+            f"{name} cannot be resumed with other settings; it has {', '.join(differing)}"
         )
     if list(classes) != state["classes"]:
         raise CheckpointError(
