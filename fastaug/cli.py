@@ -12,22 +12,39 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field, make_dataclass
+from dataclasses import field, fields, is_dataclass, make_dataclass
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from types import MappingProxyType
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 from fastaug.config import TrainConfig
 from fastaug.errors import ConfigError, FastaugError, printable
+from fastaug.settings import Settings, field_help, flag
 
 Config = TypeVar("Config")
 Training = TypeVar("Training", bound=TrainConfig)
 
-# Python's wording for a value that is not a number, and ours.
-_CONVERSIONS = {
-    "Error parsing ": "",
-    "invalid literal for int() with base 10: ": "must be a whole number, got ",
-    "could not convert string to float: ": "must be a number, got ",
+# tyro's and Python's wording of a mistake, and ours.
+_REWORDED = {
+    r"Error parsing (--\S+): invalid literal for int\(\) with base 10: (.*)": (
+        r"\1 must be a whole number, got \2"
+    ),
+    r"Error parsing (--\S+): could not convert string to float: (.*)": (
+        r"\1 must be a number, got \2"
+    ),
+    r"Missing value for argument '(\S+)'. Expected 1 values": r"\1 needs a value",
+    r"Missing value for argument '(\S+)'. Expected (\d+) values": r"\1 needs \2 values",
+    r"invalid choice ('.*') for argument '(\S+)'. Expected one of \((.*)\)": (
+        r"\2 cannot be \1: one of \3"
+    ),
+    r"Error parsing (--\S+): Could not parse arguments \[(.*)\] into tuple type .*": (
+        r"\1 takes numbers, got \2"
+    ),
+    r"Unrecognized options: (.*)": r"unexpected argument \1",
 }
+_OTHER_NAMES = {"--learning-rate": "--lr", "--output": "--out", "--output-dir": "--out"}
+"""Flags of other programs, and what they are called here."""
 
 
 def peek(args: Sequence[str], *names: str) -> dict[str, str]:
@@ -45,6 +62,9 @@ def parse(
     """Parse the flags of a dataclass. A wrong flag is a ConfigError like any other mistake."""
     import tyro
 
+    _check_flags(args, _flags(kind), prog)
+    if {"-h", "--help"} & set(args):
+        _set_help(kind)
     box = io.StringIO()
     try:
         with contextlib.redirect_stderr(box):
@@ -156,20 +176,52 @@ def _each_line(text: str) -> str:
     return "\n".join(printable(line) for line in text.rstrip("\n").split("\n"))
 
 
+def _flags(kind: type) -> list[str]:
+    """The flags of a dataclass and of those inside it."""
+    flags = []
+    for name, hint in get_type_hints(kind).items():
+        flags += _flags(hint) if isinstance(hint, type) and is_dataclass(hint) else [flag(name)]
+    return flags
+
+
+def _set_help(kind: type) -> None:
+    """Give tyro each help text on one line: it keeps the line breaks of a docstring."""
+    for hint in get_type_hints(kind).values():
+        if isinstance(hint, type) and is_dataclass(hint):
+            _set_help(hint)
+    if issubclass(kind, Settings):
+        helps = field_help(kind)
+        for own in fields(kind):
+            text = own.metadata.get("help") or helps.get(own.name)
+            own.metadata = MappingProxyType({**own.metadata, "help": text})
+
+
+def _check_flags(args: Sequence[str], known: list[str], prog: str) -> None:
+    """Refuse an unknown flag before tyro, which may first report that another argument is missing,
+    and whose suggestions share as little as a word with what was typed."""
+    accepted = {"--help", *known, *(f.replace("--", "--no-", 1) for f in known)}
+    for word in args:
+        name = word.partition("=")[0].replace("_", "-")
+        if not re.fullmatch("--[a-zA-Z].*", name) or name in accepted:
+            continue
+        words = get_close_matches(name[2:], [f[2:] for f in known], cutoff=0.8)
+        near = [f"--{word}" for word in words] or [
+            f for f in known if f.startswith(f"{name}-") or name.endswith(f[1:])
+        ]
+        near = [_OTHER_NAMES[name]] if _OTHER_NAMES.get(name) in known else near
+        hint = f": did you mean {' or '.join(near)}?" if near else f"; see {prog} --help"
+        raise ConfigError(f"unknown flag {word.partition('=')[0]}{hint}")
+
+
 def _one_line(box: str) -> str:
-    """Text of tyro's box up to its first rule, and the flags that it suggests below."""
+    """Text of tyro's box up to its first rule, in our words."""
     lines = [line.strip("│╭╮╰╯ ") for line in box.splitlines()]
     title, *body = [line for line in lines if line]
     if body and _is_rule(body[0]):  # the rule below the title, where boxes cannot be drawn
         body.pop(0)
     text = " ".join(itertools.takewhile(lambda line: not _is_rule(line), body)).rstrip(".")
-    for theirs, ours in _CONVERSIONS.items():
-        text = text.replace(theirs, ours)
-    _, _, suggested = box.partition("Perhaps you meant:")
-    if near := dict.fromkeys(
-        re.findall(r"--[a-z][a-z-]*(?= )", suggested.partition("(default")[0])
-    ):
-        text += f"; did you mean {' or '.join(near)}?"
+    for theirs, ours in _REWORDED.items():
+        text = re.sub(theirs, ours, text)
     return text or title
 
 

@@ -5,11 +5,15 @@ The help of a field is the docstring below it; the command line is generated fro
 
 from __future__ import annotations
 
+import ast
+import inspect
 import math
 import operator
+import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
+from itertools import pairwise
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from fastaug.errors import ConfigError, suggest
@@ -70,6 +74,19 @@ def fixed_settings(config: Settings) -> Iterator[tuple[str, Any]]:
     for own in fields(config):
         if not own.metadata.get("free_on_resume"):
             yield own.name, getattr(config, own.name)
+
+
+def field_help(kind: type) -> dict[str, str]:
+    """The docstring below each field of a config class, on one line."""
+    found: dict[str, str] = {}
+    for own in reversed([own for own in kind.__mro__ if issubclass(own, Settings)]):
+        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(own))).body
+        assert isinstance(tree, ast.ClassDef)
+        for field_node, text_node in pairwise(tree.body):
+            if isinstance(field_node, ast.AnnAssign) and isinstance(text_node, ast.Expr):
+                assert isinstance(field_node.target, ast.Name)
+                found[field_node.target.id] = " ".join(ast.literal_eval(text_node.value).split())
+    return found
 
 
 @cache

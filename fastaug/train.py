@@ -6,15 +6,18 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+
 from fastaug import cli
 from fastaug.config import TrainConfig
 from fastaug.engine.trainer import Trainer
 from fastaug.errors import ConfigError
+from fastaug.models.build import build_configured_model
 from fastaug.recipes import get_recipe, recipe_rows
 from fastaug.runs.checkpoint import load_checkpoint
 from fastaug.runs.config import RunConfig
 from fastaug.runs.console import show_table
-from fastaug.runs.folder import check_unused
+from fastaug.runs.folder import check_unused, check_writable
 from fastaug.runs.resume import find_checkpoint, new_run_folder, restarted_checkpoint, run_of
 from fastaug.runtime.distributed import Group
 from fastaug.runtime.signals import TrainingInterruptedError
@@ -73,8 +76,12 @@ def configure(args: Sequence[str], group: Group | None = None) -> tuple[TrainCon
         )
     config.images_per_part(1 if group is None else group.ranks)
     folder = Path(config.run.out or new_run_folder(config)).expanduser()
+    # Before a large data set is scanned and kernels are compiled.
+    check_writable(folder)
     if checkpoint is None:
-        check_unused(folder)  # before a large data set is scanned
+        check_unused(folder)
+    with torch.device("meta"):  # checks the model's name and options
+        build_configured_model(config.model, 2, config.view.size)
     data = config.data.data
     if data not in ("", "shapes"):
         # A checkpoint must find its data from any folder.

@@ -14,21 +14,22 @@ class OptimConfig(Settings):
     """The optimizer and its schedule."""
 
     batch_size: int = setting(32, at_least=1)
-    """Views in an optimizer step, of all ranks together: batch-size / views unique images."""
+    """Views per optimizer step, over all ranks: batch-size / views unique images."""
     accumulate: int = setting(1, at_least=1)
-    """Parts that an optimizer step is computed in, to save memory."""
+    """Gradient accumulation: forward and backward passes per optimizer step."""
     epochs: int = setting(12, at_least=1)
-    """Passes over the training images; the schedule ends with the last one."""
+    """Passes over the training images; the schedule spans all of them."""
     max_steps: int = setting(0, at_least=0, free_on_resume=True)
-    """Stop after this many optimizer steps in all, schedule unchanged; 0: no limit."""
+    """Stop after this many optimizer steps; the schedule still spans --epochs. 0: no limit."""
     lr: float = setting(0.04, at_least=0)
-    """Learning rate, before --lr-scaling and --schedule."""
+    """Peak learning rate, before --lr-scaling."""
     lr_scaling: Literal["none", "unique-images"] = "none"
-    """unique-images: multiply lr by the unique images in a step, as for the paper's WRNs."""
+    """unique-images: multiply --lr by the unique images per step, as for the paper's WRNs."""
     schedule: Literal["halving", "cosine", "warmup-cosine"] = "cosine"
-    """halving: constant for half of the steps, then halved ten times, evenly spaced."""
+    """Learning-rate schedule. halving: constant for half of the steps, then halved ten times at
+    equal distances; warmup-cosine: linear warm-up, then cosine."""
     warmup_epochs: float = setting(5.0, at_least=0)
-    """Epochs of linear warm-up of the warmup-cosine schedule."""
+    """Epochs of linear warm-up in the warmup-cosine schedule."""
     optimizer: Literal["sgd", "apex"] = "sgd"
     """sgd: torch's fused SGD; apex: NVIDIA apex's FusedSGD (needs a GPU)."""
     momentum: float = setting(0.9, at_least=0, below=1)
@@ -36,9 +37,9 @@ class OptimConfig(Settings):
     nesterov: bool = False
     """Nesterov momentum."""
     weight_decay: float = setting(5e-4, at_least=0)
-    """Decay of the weights; gains, biases and SkipInit scalars have none."""
+    """Weight decay, added to the gradient; none on biases, gains, norms and SkipInit scalars."""
     ema: float = setting(0.0, at_least=0, below=1)
-    """Decay of an exponential moving average of the weights, used in evaluation; 0: off."""
+    """Decay of the exponential moving average of the weights that is evaluated; 0: off."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -52,12 +53,13 @@ class OptimConfig(Settings):
 
 @dataclass(frozen=True)
 class EvalConfig(Settings):
-    """Evaluation during and after the training."""
+    """Evaluation during and after training."""
 
     eval_every: int = setting(1, at_least=1, free_on_resume=True)
-    """Epochs between two evaluations; the last epoch is always evaluated."""
+    """Evaluate every N epochs, and after the last one."""
     eval_views: int = setting(2, at_least=0, free_on_resume=True)
-    """Views of each test image for the invariance after an epoch; 0: the central crop only."""
+    """Views per test image in the evaluation after an epoch, for the invariance; 0: only the
+    central crop."""
     tta: int = setting(8, at_least=0, free_on_resume=True)
-    """Views of each test image in the final evaluation, which also reports the accuracy over the
-    first 1, 2, 4, ... of them; 0: the central crop only."""
+    """Views per test image in the final evaluation (test-time augmentation), which also reports the
+    accuracy over the first 1, 2, 4, ... of them; 0: only the central crop."""

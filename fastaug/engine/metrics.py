@@ -187,7 +187,10 @@ class Meter:
 
 class Speedometer:
     """Images and views per second of training, without the evaluations between the epochs, and the
-    share of the time, 0 to 1, spent waiting for the loader."""
+    share of the time, 0 to 1, spent waiting for the loader.
+
+    Its state is part of a checkpoint, so that the totals of a resumed run cover the whole run.
+    """
 
     def __init__(self, batch_size: int, views: int) -> None:
         self._batch_size, self._views = batch_size, views
@@ -219,6 +222,18 @@ class Speedometer:
     def whole_run(self) -> dict[str, float]:
         rates = self._rates(self._steps, self._seconds, self._waited)
         return {"train_seconds": self._seconds, **rates}
+
+    def state_dict(self, step: int) -> dict[str, Any]:
+        """The totals at the end of a step, read or not."""
+        return {
+            "steps": self._steps + step - self._since_step,
+            "seconds": self._seconds + time.perf_counter() - self._since,
+            "waited": self._waited + self._waited_since,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._steps, self._seconds = state["steps"], state["seconds"]
+        self._waited = state["waited"]
 
     def _rates(self, steps: int, seconds: float, waited: float) -> dict[str, float]:
         views_per_s = steps * self._batch_size / seconds if seconds else 0.0

@@ -37,8 +37,8 @@ class NonFiniteStep(NamedTuple):
         """where: the file of an image, by its index."""
         if self.culprits:
             first = where(self.culprits[0])
-            return f"non-finite loss of image {few(self.culprits, 8)} (the first is {first})"
-        return f"non-finite gradient, of the images {few(self.images, 8)}"
+            return f"non-finite loss for image {few(self.culprits, 8)} (the first is {first})"
+        return f"non-finite gradient in the batch of images {few(self.images, 8)}"
 
 
 class NonFiniteGuard:
@@ -118,10 +118,10 @@ class NonFiniteGuard:
         kept = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
         file = self._keep({"step": first.step, **kept})
         return NonFiniteError(
-            f"{count} steps in a row were skipped (--max-bad-steps), from step {first.step:,} on: "
-            f"{first.reason(self._where)}; that batch is in {file}: fix the images and --resume, "
-            "which continues with the weights before that step, or start again with a lower --lr "
-            "(or --precision fp32, if it was another)"
+            f"skipped {count} consecutive steps (--max-bad-steps), starting with step "
+            f"{first.step:,}: {first.reason(self._where)}; saved that batch as {file}; fix the "
+            "images and --resume (the weights are those before that step), or start again with a "
+            "lower --lr or with --precision fp32"
         )
 
 

@@ -1,4 +1,4 @@
-"""The trainer: the one path of an image, from the loader to the weights."""
+"""The trainer: batches, steps, evaluation, checkpoints."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ from fastaug.views.batch import ViewBatch
 
 
 class Trainer:
-    """One run, on one of its ranks. All that changes from step to step is in state_dict, and it is
-    the same on every rank after every step."""
+    """One rank of a run. state_dict has everything that changes from step to step; but for the
+    measured times it is the same on every rank after every step."""
 
     def __init__(
         self, config: TrainConfig, checkpoint: Path | None = None, group: Group | None = None
@@ -76,18 +76,24 @@ class Trainer:
         self.step = 0
         self.evaluated_epochs = 0
         self.best_top1 = -1.0
+        self.speed = Speedometer(config.optim.batch_size, config.view.views)
         if checkpoint is not None:
             state = group.from_first(lambda: load_checkpoint(checkpoint))
             self.load_state_dict(state, str(checkpoint))
         self.first_step = self.step
+        self.speed.start(self.step)
         self._boundary = self._state_between_steps()
         self._is_updating = False
         """True while the weights are between those of two steps."""
-        self.speed = Speedometer(config.optim.batch_size, config.view.views)
         if self.device.type == "cuda":
             torch.backends.cudnn.benchmark = True
         self._resumed_at = None if checkpoint is None else self.step
-        self.console = RunConsole(self.last_step, self.step, quiet=not group.is_first)
+        self.console = RunConsole(
+            self.last_step,
+            self.step,
+            progress_every=config.run.progress_every,
+            quiet=not group.is_first,
+        )
         self.folder = RunFolder(
             config,
             say=self.console.line,
@@ -129,6 +135,7 @@ class Trainer:
             self.train_images,
             [evaluation.image_sets[0] for evaluation in self.evaluations],
             steps_per_epoch=self.steps_per_epoch,
+            last_step=self.last_step,
             device=self.device,
             group=self.group,
         ):
@@ -228,7 +235,7 @@ class Trainer:
         # With fp16 an overflowing gradient is how its scale is found: logged, not shown.
         if skipped.culprits or self.config.run.precision != "fp16":
             reason = skipped.reason(self.train_images.where)
-            self.console.line(f"warning: step {skipped.step:,} is skipped: {reason}")
+            self.console.line(f"warning: skipped step {skipped.step:,}: {reason}")
         indices = {"images": skipped.images, "culprits": skipped.culprits}
         scaler = self.learner.scaler
         scale = {"fp16_scale": scaler.get_scale()} if scaler.is_enabled() else {}
@@ -276,7 +283,7 @@ class Trainer:
         record = {"epoch": self.step / self.steps_per_epoch, **values, "lr": rate}
         record["skipped_steps"] = self.nonfinite.count
         self.folder.write(kind, self.step, record, timing)
-        self.console.status(values, timing["views_per_s"])
+        self.console.status(values, timing)
 
     def _finish(self) -> dict[str, Any]:
         *held_out, measures = (self._measure(e, self.config.eval.tta) for e in self.evaluations)
@@ -292,7 +299,10 @@ class Trainer:
             "measures": measures,
             # Settings are chosen by these, if images are held out.
             **({"validation": held_out[0]} if held_out else {}),
-            "best_top1": self.best_top1 if self.best_top1 >= 0 else measures["top1"],
+            # A run that stops in its first epoch has no best epoch.
+            "best_top1": self.best_top1
+            if self.best_top1 >= 0
+            else (*held_out, measures)[0]["top1"],
             "parameters": sum(parameter.numel() for parameter in self.learner.model.parameters()),
             "timing": timing,
             "environment": environment(self.device) | {"ranks": str(self.group.ranks)},
@@ -339,7 +349,11 @@ class Trainer:
     def _state_between_steps(self) -> dict[str, Any]:
         """State that also changes within a step. Kept from before the step, so that an interrupted
         step can be repeated: its weights have not changed yet."""
-        return {"loader": self.loader.state_dict(), "meter": self.meter.state_dict()}
+        return {
+            "loader": self.loader.state_dict(),
+            "meter": self.meter.state_dict(),
+            "speed": self.speed.state_dict(self.step),
+        }
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -360,6 +374,8 @@ class Trainer:
         self.loader.load_state_dict(state["loader"])
         self.learner.load_state_dict(state)
         self.meter.load_state_dict(state["meter"])
+        if "speed" in state:  # older checkpoints have none
+            self.speed.load_state_dict(state["speed"])
         self.nonfinite.count = state["skipped_steps"]
         self.step = state["step"]
         self.evaluated_epochs = state["evaluated_epochs"]

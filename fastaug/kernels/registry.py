@@ -91,7 +91,7 @@ def resolve_kernel(
     """An admitted kernel that can run here, for logits [B, views, classes].
 
     kernel: "auto", a name, package.module:attribute, or a kernel. average: what it must be able to
-    average; None for only the pairwise KL. The choice of "auto" is logged.
+    average; None for only the pairwise KL. The choice is logged.
     """
     logits = torch.empty(1, views, classes, dtype=dtype, device=device)
     return find_kernel(kernel, logits, average)
@@ -149,6 +149,7 @@ def _named(kernel: str | Kernel, logits: Tensor, average: Average | None) -> Ker
     report = _admission_of(kernel, logits.device)
     if not report.admitted:
         raise KernelUnavailableError(str(report))
+    _log_once(logging.INFO, f"loss kernel: {kernel.name}")
     return kernel
 
 

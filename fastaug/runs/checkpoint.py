@@ -79,7 +79,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     if not has_checksum:
         raise _damaged(path, "its checksum is missing")
     if not isinstance(state["config"], dict):
-        raise CheckpointError(f"{path}: not a fastaug checkpoint (its config is no dictionary)")
+        raise CheckpointError(f"{path}: not a fastaug checkpoint (its config is not a dictionary)")
     return state
 
 
@@ -103,7 +103,9 @@ def checkpoint_file(named: str) -> Path:
 
 def _content(path: Path) -> bytes:
     if not path.is_file():  # reading a pipe may block, and a device may have no end
-        raise CheckpointError(f"{path}: no checkpoint there; a run folder has last.pt and best.pt")
+        raise CheckpointError(
+            f"{path}: no such checkpoint; name a run folder, or a .pt file in one"
+        )
     if path.suffix == ".safetensors":
         raise CheckpointError(f"{path}: only weights, not a checkpoint; use the .pt beside it")
     try:
@@ -177,7 +179,9 @@ def check_continuable(
             f"{name} cannot be resumed with other settings; it has {', '.join(differing)}"
         )
     if list(classes) != state["classes"]:
-        raise CheckpointError(f"{name} was trained on other classes than {config.data.data} has")
+        raise CheckpointError(
+            f"{name} was trained on other classes than those of {config.data.data}"
+        )
 
 
 def evaluated_weights(state: dict[str, Any]) -> dict[str, Any]:

@@ -10,39 +10,42 @@ from fastaug.settings import Settings, setting
 
 @dataclass(frozen=True)
 class RunConfig(Settings):
-    """The run: where it computes, what it writes, how it is watched."""
+    """The run: device, precision, run folder, checkpoints, logging."""
 
     recipe: str = "shapes"
-    """Named defaults of all other flags, one for each experiment of the paper and for its small
-    versions; --list-recipes shows them."""
+    """Named set of defaults for all other flags: one for each experiment of the paper, and small
+    versions for a CPU; --list-recipes shows them."""
     seed: int = setting(0, at_least=0, below=2**32)
-    """Seed of the initial weights, the order of the images and the views."""
+    """Seed of the initial weights, the image order, the views and dropout."""
     device: str = setting("auto", free_on_resume=True)
     """auto, cpu, cuda, or cuda:N."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """Arithmetic of the network; the last layer and the loss are always fp32."""
+    """Precision of the network (autocast); the last layer and the loss are always fp32."""
     compile: bool = setting(False, free_on_resume=True)
     """Compile the network with torch.compile."""
     out: str = setting("", free_on_resume=True)
     """Run folder; default: runs/RECIPE-DATE-TIME-PROCESS."""
     resume: str = setting("", free_on_resume=True)
-    """Continue from a run folder or checkpoint; auto: from the newest run, or from --out."""
+    """Run folder or checkpoint to continue from; auto: --out if given, else the newest in runs/."""
+    progress_every: float = setting(30.0, at_least=0, free_on_resume=True)
+    """Print a progress line every N seconds where there is no terminal, such as in a cluster's log;
+    0: off."""
     log_every: int = setting(20, at_least=1, free_on_resume=True)
-    """Steps between two readings of the metrics from the device."""
+    """Log the training metrics every N steps; each reading waits for the device."""
     checkpoint_every: int = setting(0, at_least=0, free_on_resume=True)
-    """Steps between two checkpoints, besides the one after every epoch; 0: --checkpoint-minutes
-    only."""
+    """Write a checkpoint every N steps, besides the one after each epoch; 0: off."""
     checkpoint_minutes: float = setting(10.0, at_least=0, free_on_resume=True)
-    """Minutes between two checkpoints, besides the one after every epoch; 0: off."""
+    """Write a checkpoint every N minutes, besides the one after each epoch; 0: off."""
     keep_checkpoints: int = setting(3, at_least=1, free_on_resume=True)
-    """Newest checkpoints to keep: if the last one is damaged, the one before it is used."""
+    """Number of checkpoints to keep: if the newest is damaged, the previous one is used."""
     max_bad_steps: int = setting(20, at_least=1, free_on_resume=True)
-    """Consecutive steps with a non-finite loss or gradient after which the run stops; each of them
-    is skipped and logged."""
+    """Stop after this many consecutive steps with a non-finite loss or gradient; each of them is
+    skipped and logged."""
     stall_timeout: float = setting(1200.0, at_least=0, free_on_resume=True)
-    """Seconds without progress after which the run ends with all threads' stacks; 0: never."""
+    """End the run after this many seconds without progress, with the stack of every thread; 0:
+    never."""
     profile: bool = setting(False, free_on_resume=True)
-    """Write a Chrome trace of a few steps to trace.json in the run folder, with named ranges (NVTX
-    too on a GPU). Of DALI it shows what training feeds it and waits for, not its own threads."""
+    """Write a Chrome trace of a few steps to trace.json in the run folder, with named ranges (and
+    NVTX ranges on a GPU). DALI's own threads are not in it."""
     debug: bool = setting(False, free_on_resume=True)
-    """Show the traceback of an error."""
+    """Print the traceback of an error."""

@@ -1,8 +1,10 @@
-"""What a run shows in the terminal: its start, a progress bar, a line per epoch, a final table."""
+"""What a run prints: a banner, a progress bar or lines, a line per epoch, and a final table."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -20,11 +22,17 @@ from fastaug.runtime.distributed import Group
 
 
 class RunConsole:
-    """The terminal of a run. The bar is drawn in a terminal only; lines and tables go anywhere."""
+    """Console output of a run: a progress bar in a terminal, progress lines in a log file."""
 
-    def __init__(self, total_steps: int, done: int, *, quiet: bool = False) -> None:
-        """quiet: show nothing."""
+    def __init__(
+        self, total_steps: int, done: int, *, progress_every: float = 0.0, quiet: bool = False
+    ) -> None:
+        """progress_every: seconds between two progress lines outside a terminal, 0 for none;
+        quiet: print nothing."""
         self._console = Console(highlight=False, quiet=quiet)
+        self._total, self._first, self._done = total_steps, done, done
+        self._line_every = 0.0 if self._console.is_terminal or quiet else progress_every
+        self._started = self._last_line = time.monotonic()
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -38,11 +46,13 @@ class RunConsole:
         self._training = self._progress.add_task(
             "train", total=total_steps, completed=done, status=""
         )
-        self._last_status = ""
+        self._values: dict[str, float] = {}
+        self._timing: dict[str, float] = {}
         self._evaluation = self._progress.add_task("evaluate", status="", visible=False)
 
     def __enter__(self) -> RunConsole:
         self._progress.start()
+        self._started = self._last_line = time.monotonic()
         return self
 
     def __exit__(
@@ -56,28 +66,63 @@ class RunConsole:
     def line(self, text: str) -> None:
         self._console.print(printable(text), markup=False, soft_wrap=True)
 
-    def advance(self, steps: int = 1) -> None:
-        self._progress.advance(self._training, steps)
+    def advance(self) -> None:
+        """Call after each step."""
+        self._done += 1
+        self._progress.advance(self._training)
+        if self._is_line_due():
+            self.line(
+                "  ".join([f"step {self._done:,}/{self._total:,}", *self._eta(), *self._rates()])
+            )
 
-    def status(self, values: dict[str, float], views_per_s: float) -> None:
-        terms = "  ".join(f"{name} {value:.3f}" for name, value in values.items())
-        self._last_status = f"{terms}  {views_per_s:,.0f} views/s"
-        short = f"loss {values['loss']:.3f} kl {values['kl']:.3f} {views_per_s:,.0f} views/s"
+    def status(self, values: dict[str, float], timing: dict[str, float]) -> None:
+        """The latest training metrics, for the bar and the lines."""
+        self._values, self._timing = values, timing
+        short = f"loss {values['loss']:.3f} kl {values['kl']:.3f} {self._views_per_s()}"
         self._progress.update(self._training, status=short)
 
+    def _is_line_due(self) -> bool:
+        now = time.monotonic()
+        if not self._line_every or now - self._last_line < self._line_every:
+            return False
+        self._last_line = now
+        return True
+
+    def _eta(self) -> list[str]:
+        """By the mean pace of this process so far, evaluations included."""
+        pace = (time.monotonic() - self._started) / (self._done - self._first)
+        left = timedelta(seconds=round(pace * (self._total - self._done)))
+        return [f"eta {left}"]
+
+    def _rates(self) -> list[str]:
+        """Loss, KL and speed, once they have been read from the device."""
+        if not self._timing:
+            return []
+        terms = [f"{name} {self._values[name]:.3f}" for name in ("loss", "kl")]
+        waiting = f"{100 * self._timing['wait_for_data']:.0f}% waiting for data"
+        return [*terms, self._views_per_s(), waiting]
+
+    def _views_per_s(self) -> str:
+        return f"{self._timing['views_per_s']:,.0f} views/s"
+
     def epoch(self, epoch: int, epochs: int, measures: dict[str, float]) -> None:
-        text = f"epoch {epoch}/{epochs}  top-1 {100 * measures['top1']:.1f}%"
+        parts = [f"epoch {epoch}/{epochs}", f"top-1 {100 * measures['top1']:.1f}%"]
         if "invariance" in measures:
-            text += f"  invariance {measures['invariance']:.4f}"
-        # A run that is resumed between an epoch and its evaluation has no status yet.
-        self.line(f"{text}  {self._last_status}".rstrip())
+            parts.append(f"invariance {measures['invariance']:.4f}")
+        # A run that is resumed between an epoch and its evaluation has no training metrics yet.
+        if self._timing:
+            parts += [f"{name} {value:.3f}" for name, value in self._values.items()]
+            parts.append(self._views_per_s())
+        self.line("  ".join(parts))
 
     def saved(self, step: int, total_steps: int, folder: Path) -> None:
-        self.line(f"step {step:,} of {total_steps:,} is saved; continue with --resume {folder}")
+        self.line(f"saved step {step:,} of {total_steps:,}; continue with --resume {folder}")
 
     def evaluating(self, done: int, total: int) -> None:
         visible = done < total
         self._progress.update(self._evaluation, completed=done, total=total, visible=visible)
+        if self._is_line_due():
+            self.line(f"evaluating: batch {done:,}/{total:,}")
 
     def summary(
         self,
@@ -131,10 +176,11 @@ def announcement(
     measured: Sequence[ImageSet],
     *,
     steps_per_epoch: int,
+    last_step: int,
     device: torch.device,
     group: Group,
 ) -> Iterator[str]:
-    """Line by line: what is trained on what and where, and what one might not expect of it.
+    """The banner, line by line: model, data, steps and device, then what may surprise.
 
     measured: the held-out images, if there are any, and the test images.
     """
@@ -149,17 +195,18 @@ def announcement(
             f"{len(train.bad)} unreadable training images are replaced by random others each epoch"
         )
     where = f"{group.ranks} ranks, each on {device}" if group.ranks > 1 else f"{device}"
+    total = config.optim.epochs * steps_per_epoch
+    steps = f"{total:,} steps" if last_step == total else f"{last_step:,} of {total:,} steps"
     yield (
-        f"{config.optim.epochs * steps_per_epoch:,} steps of {config.images_per_step} images x "
-        f"{config.view.views} views on {where}, {config.run.precision}, "
-        f"{config.data.loader} loader; run folder {config.run.out}"
+        f"{steps} of {config.images_per_step} images x {config.view.views} views on {where}, "
+        f"{config.run.precision}, {config.data.loader} loader; run folder {config.run.out}"
     )
     left_over = len(train) - steps_per_epoch * config.images_per_step
     if left_over > 0:
-        yield f"an epoch has whole steps: it leaves out {left_over} images, others each time"
+        yield f"each epoch leaves out {left_over} random images, which do not fill a step"
     if left_over < 0:
-        yield f"an epoch has whole steps: the last one repeats {-left_over} of its images"
+        yield f"the last step of each epoch repeats {-left_over} of its images to be full"
     if config.view.augment == "none" and config.view.views > 1:
-        yield "all views of an image are the same with --augment none; --views 1 costs less"
+        yield "all views of an image are identical with --augment none; --views 1 costs less"
     if config.view.randaugment_policy != "nfnet" and config.view.augment != "randaugment":
         yield "--randaugment-policy has no effect without --augment randaugment"

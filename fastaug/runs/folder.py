@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -207,7 +208,7 @@ class RunFolder:
             if not self._failing:
                 self._say(
                     f"warning: metrics.jsonl cannot be written ({error.strerror}); its lines are "
-                    "kept and tried again"
+                    "kept in memory and retried"
                 )
             self._failing = True
         else:
@@ -220,8 +221,8 @@ class RunFolder:
             check_unused(self.path)
         elif self._lock.waited and (newest := _newest_step(self.path)) > resume_step:
             raise ConfigError(
-                f"--out {self.path}: another process has trained in it until now, to step "
-                f"{newest:,}; give the same command again to go on from there"
+                f"--out {self.path}: another process has just trained in it, up to step "
+                f"{newest:,}; run the same command again to continue from there"
             )
 
     @staticmethod
@@ -245,12 +246,32 @@ class RunFolder:
             temporary.write_text("".join(kept), encoding="utf-8")
 
 
+def check_writable(path: Path) -> None:
+    """Refuse a run folder that cannot be made or written. Leaves nothing behind."""
+    made = []
+    try:
+        for folder in (*reversed(path.parents), path):
+            if not folder.exists():
+                folder.mkdir()
+                made.append(folder)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"--out {path}: cannot be written ({error.strerror or error}); choose another folder"
+        ) from error
+    finally:
+        for folder in reversed(made):
+            with suppress(OSError):  # another process may use it by now
+                folder.rmdir()
+
+
 def check_unused(path: Path) -> None:
     """A new run does not begin where another one is. One that ended before its first checkpoint
     holds nothing to keep."""
     if (path / "last.pt").exists() or _newest_step(path) >= 0:
         raise ConfigError(
-            f"--out {path}: holds a run already; continue it with --resume {path}, "
+            f"--out {path}: already contains a run; continue it with --resume {path}, "
             "or choose another folder"
         )
 

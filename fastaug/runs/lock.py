@@ -17,8 +17,8 @@ _POLL_SECONDS = 0.2
 
 
 class FolderLock:
-    """Holds a folder until release(), or until the process and its loader workers have ended in
-    whatever way; workers notice the end of their process within seconds."""
+    """Holds a folder until release(), or until the process and its loader workers have exited,
+    killed or not; workers notice the exit of their process within seconds."""
 
     def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
         self.waited = False
@@ -27,12 +27,12 @@ class FolderLock:
         give_up = time.monotonic() + PATIENCE
         while not self._is_taken():
             if not self.waited:
-                say(f"{folder}: another process trains in it; waiting for up to {PATIENCE:g} s")
+                say(f"{folder}: in use by another training; waiting for up to {PATIENCE:g} s")
             self.waited = True
             if time.monotonic() >= give_up:
                 self.release()
                 raise ConfigError(
-                    f"{folder}: another process trains in it; end that one, or choose another --out"
+                    f"{folder}: in use by another training; stop that one, or choose another --out"
                 )
             time.sleep(_POLL_SECONDS)
 

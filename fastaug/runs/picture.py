@@ -18,9 +18,9 @@ _PAPER, _INK = (255, 255, 255), (30, 30, 30)
 def draw_views(
     images: ImageSet, batch: ViewBatch, config: ViewConfig, rows: int = 8
 ) -> Image.Image:
-    """The first images of a batch with their labels, in levels as they were before normalizing."""
-    levels = denormalize(batch.views[:rows].cpu(), config).permute(0, 1, 3, 4, 2).numpy()
-    rows, columns = len(levels), levels.shape[1] + 1
+    """The first images of a batch with their labels, as pixel values before normalization."""
+    pixels = denormalize(batch.views[:rows].cpu(), config).permute(0, 1, 3, 4, 2).numpy()
+    rows, columns = len(pixels), pixels.shape[1] + 1
     cell = config.size * max(1, -(-CELL // config.size))
     step = cell + _GAP
     sheet = Image.new(
@@ -31,7 +31,7 @@ def draw_views(
         title = f"view {column}" if column else "original"
         pen.text((_GAP + column * step, 1), title, fill=_INK, font=font)
     for row, (views, index, label) in enumerate(
-        zip(levels, batch.indices.tolist(), batch.labels.tolist(), strict=False)
+        zip(pixels, batch.indices.tolist(), batch.labels.tolist(), strict=False)
     ):
         top = _LINE + row * (step + _LINE)
         caption = f"{images.classes[label]}  (label {label}, image {index})"

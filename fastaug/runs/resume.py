@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fastaug.config import TrainConfig
 from fastaug.data.config import DataConfig
-from fastaug.errors import CheckpointError, ConfigError, DamagedCheckpointError
+from fastaug.errors import CheckpointError, ConfigError, DamagedCheckpointError, few
 from fastaug.runs.checkpoint import load_checkpoint
 from fastaug.runs.checkpoint_writer import FOLDER, kept_checkpoints, step_name
 from fastaug.runs.config import RunConfig
@@ -35,11 +35,11 @@ def newest_checkpoint(folder: Path, say: Callable[[str], None]) -> Path | None:
         except DamagedCheckpointError as error:
             damaged[path] = error
     if damaged and not whole:
-        raise CheckpointError(f"{folder}: all its checkpoints are damaged; {_best_of(folder)}")
+        raise CheckpointError(f"{folder}: all checkpoints are damaged; {_best_of(folder)}")
     for bad, reason in damaged.items():
         with suppress(OSError):  # a read-only folder is reported soon enough
             bad.replace(bad.with_name(f"{bad.name}.damaged"))
-        say(f"warning: {reason}; it is renamed, and the one before it is used")
+        say(f"warning: {reason}; renamed it, and using the previous checkpoint")
     return max(whole, key=lambda path: whole[path], default=None)
 
 
@@ -55,9 +55,13 @@ def find_checkpoint(resume: str, out: str, say: Callable[[str], None]) -> Path |
     if not path.is_dir():
         return path
     if (newest := newest_checkpoint(path, say)) is None:
+        if runs := _runs_in(path):
+            raise CheckpointError(
+                f"--resume {path}: not a run folder, but it holds some; name one of them, the "
+                f"newest first: {few(runs)}"
+            )
         raise CheckpointError(
-            f"{path}: no checkpoint to resume from, neither last.pt nor any in {FOLDER}/; "
-            f"{_best_of(path)}"
+            f"{path}: found no checkpoint, neither last.pt nor any in {FOLDER}/; {_best_of(path)}"
         )
     return newest
 
@@ -73,9 +77,14 @@ def _best_of(folder: Path) -> str:
 
 
 def _newest_run() -> Path | None:
-    files = [*Path("runs").glob("*/last.pt*"), *Path("runs").glob(f"*/{FOLDER}/step-*.pt")]
-    newest = max(files, key=lambda path: path.stat().st_mtime, default=None)
-    return None if newest is None else run_of(newest)
+    return next(iter(_runs_in(Path("runs"))), None)
+
+
+def _runs_in(folder: Path) -> list[Path]:
+    """Run folders with a checkpoint directly below a folder, the newest first."""
+    files = [*folder.glob("*/last.pt*"), *folder.glob(f"*/{FOLDER}/step-*.pt")]
+    files.sort(key=lambda path: path.stat().st_mtime, reverse=True)
+    return list(dict.fromkeys(map(run_of, files)))
 
 
 def run_of(checkpoint: Path) -> Path:
@@ -103,7 +112,7 @@ def restarted_checkpoint(resume: str, out: str, say: Callable[[str], None]) -> P
 def new_run_folder(config: TrainConfig) -> str:
     """runs/WHAT-DATE-TIME-PROCESS; the default recipe on other data takes the name of the data."""
     if num_nodes() > 1:
-        raise ConfigError("on several machines give --out, a folder that all of them see")
+        raise ConfigError("several machines need --out, a folder that all of them can access")
     own = config.run.recipe != RunConfig.recipe or config.data.data == DataConfig.data
     what = config.run.recipe if own else Path(config.data.data).name.partition(".")[0]
     return f"runs/{what}-{launch_timestamp()}"

@@ -50,6 +50,15 @@ def fail(capsys: pytest.CaptureFixture, *args: str, main: Callable = train.main)
         ("--views x", "--views x"),
         ("--lr fast", "--lr fast"),
         ("--viewz 3", "--viewz --views"),
+        ("--viewz 3 --lr", "--viewz --views"),  # the unknown flag, not the missing value
+        ("--batch 8", "--batch-size"),
+        ("--learning_rate 1", "--learning_rate --lr"),
+        ("--crop-area 0.1", "--crop-area 2"),
+        ("--crop-area a b", "--crop-area a b"),
+        ("--optimizer adam", "--optimizer adam sgd"),
+        ("--model nope --data nowhere", "nope timm/NAME"),  # before the data is opened
+        ("--out setup.py --data nowhere", "--out setup.py"),
+        ("--out /proc/here/run --data nowhere", "--out /proc/here/run"),
         ("--average means", "means --average"),
         ("--views", "--views"),
         ("--batch-size 66", "--views 4 66 64 68"),
@@ -74,9 +83,22 @@ def test_a_mistake_ends_with_one_line(
     assert missing(message, names) == []
 
 
+def test_a_flag_like_no_other_gets_no_suggestion(capsys: pytest.CaptureFixture) -> None:
+    """--kl-weight would mislead whoever wants to load weights."""
+    message = fail(capsys, "--weights", "file.pt")
+    assert missing(message, "--weights --help") == []
+    assert "--kl-weight" not in message
+
+
+def test_a_mistake_leaves_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    out = tmp_path / "new/run"
+    fail(capsys, "--data", "nowhere", "--out", str(out))
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_mistake_in_a_terminal_without_unicode() -> None:
     result = subprocess.run(
-        [sys.executable, "-m", "fastaug.train", "--viewz", "3", "--precision", "fp8"],
+        [sys.executable, "-m", "fastaug.train", "--precision", "fp8"],
         env=os.environ | {"PYTHONIOENCODING": "ascii"},
         capture_output=True,
         text=True,

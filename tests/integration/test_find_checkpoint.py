@@ -141,6 +141,12 @@ class TestWhatResumeMeans:
         assert said == []
 
     @pytest.mark.usefixtures("_runs")
+    def test_the_folder_above_names_the_runs_in_it(self, said: list[str]) -> None:
+        with raises(CheckpointError, "--resume runs runs/c runs/b runs/a") as caught:
+            find_checkpoint("runs", "", said.append)
+        assert str(caught.value).index("runs/c") < str(caught.value).index("runs/b")
+
+    @pytest.mark.usefixtures("_runs")
     def test_the_newest_run_stays_the_newest_when_its_last_is_damaged(
         self, said: list[str]
     ) -> None:

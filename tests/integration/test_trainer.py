@@ -15,6 +15,7 @@ from training import assert_same_weights, metrics, run, tiny_config, weights
 
 from fastaug.config import TrainConfig
 from fastaug.engine import learner
+from fastaug.engine.evaluation import Evaluation
 from fastaug.engine.metrics import Meter
 from fastaug.engine.trainer import Trainer
 from fastaug.errors import CheckpointError, ConfigError, DataError
@@ -184,6 +185,22 @@ def test_a_stop_before_the_first_epoch_still_leaves_a_best(tiny: Tiny) -> None:
     assert (folder / "best.pt").exists()
     summary = json.loads((folder / "summary.json").read_text())
     assert (summary["finished"], summary["step"], summary["total_steps"]) == (False, 1, STEPS)
+
+
+def test_best_of_a_run_that_stops_in_its_first_epoch_is_of_the_held_out_images(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measure(evaluation: Evaluation, *_args: object, **_kwargs: object) -> dict[str, float]:
+        return {"top1": len(evaluation.image_sets[0]) / 100}
+
+    monkeypatch.setattr(Evaluation, "measure", measure)
+    summary = Trainer(tiny(validation=0.25, max_steps=2)).fit()
+    assert summary["best_top1"] == 0.09  # 9 of the 36 training images; there are 15 test images
+
+
+def test_the_banner_counts_the_steps_of_this_run(tiny: Tiny, capsys: pytest.CaptureFixture) -> None:
+    run(tiny(max_steps=3))
+    assert "3 of 8 steps of 8 images x 2 views" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("loader", ["torch", "dali"])

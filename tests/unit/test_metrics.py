@@ -53,6 +53,34 @@ def test_speed_leaves_out_what_is_between_start_and_read(monkeypatch: pytest.Mon
     assert speed.whole_run() == {"train_seconds": 4.0, **rates}
 
 
+def test_timing_covers_all_parts_of_an_interrupted_run(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a clock that only the update moves: 1 s for each of 8 steps."""
+    now = [0.0]
+    monkeypatch.setattr(metrics, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    update = learner.Learner.update
+
+    def slow(self: learner.Learner, rate: float) -> torch.Tensor:
+        now[0] += 1
+        return update(self, rate)
+
+    monkeypatch.setattr(learner.Learner, "update", slow)
+    config = tiny(tta=0, log_every=3)
+    last = Path(config.run.out) / "last.pt"
+    Trainer(config.replace(max_steps=5)).fit()
+    now[0] = 1000.0  # until somebody resumes it
+    timing = Trainer(config, last).fit()["timing"]
+    assert timing == {
+        "train_seconds": 8.0,
+        "views_per_s": 16.0,
+        "images_per_s": 8.0,
+        "wait_for_data": 0.0,
+    }
+    now[0] = 2000.0
+    assert Trainer(config, last).fit()["timing"] == timing  # of a finished run
+
+
 def test_the_share_of_waiting_for_data(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:

@@ -261,6 +261,11 @@ class TestAuto:
         assert "x the tolerance" in refused
         assert chosen == "loss kernel: reference"
 
+    def test_one_that_is_named_is_reported_too(self, caplog: pytest.LogCaptureFixture) -> None:
+        with caplog.at_level(logging.INFO, "fastaug"):
+            fastaug.pairwise_kl(torch.ones(1, 2, 17), kernel=Changed(scaled()))
+        assert caplog.messages == ["loss kernel: changed"]
+
     def test_float64_is_the_references(self) -> None:
         z = torch.zeros(1, 2, 3, dtype=torch.float64)
         assert registry.find_kernel("auto", z) is registry._REFERENCE
