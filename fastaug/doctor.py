@@ -1,4 +1,4 @@
-"""python -m fastaug.doctor: what works on this machine, and what to do about the rest."""
+"""python -m fastaug.doctor: check this machine and list what to fix."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from fastaug.runtime.logs import silenced
 
 @dataclass(frozen=True)
 class DoctorConfig:
-    """Show what works on this machine, and what to do about the rest."""
+    """Check packages, hardware, kernels and view engines, and list what to install or fix."""
 
     device: str = "all"
-    """Where to try kernels and pipelines: all, cpu, cuda, or cuda:N."""
+    """Devices to check: all, cpu, cuda, or cuda:N."""
     quick: bool = False
-    """Do not time the kernels."""
+    """Skip the timing of the kernels."""
     json: str = ""
-    """Write the results to this JSON file too."""
+    """Also write the results to this JSON file."""
     debug: bool = False
     """Show the traceback of an error."""
 

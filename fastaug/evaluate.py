@@ -23,14 +23,15 @@ from fastaug.settings import Settings, setting
 
 @dataclass(frozen=True)
 class EvaluateConfig(Settings):
-    """Evaluate a checkpoint: the file has everything that is needed."""
+    """Evaluate a checkpoint. The model, data and settings are read from the file."""
 
     checkpoint: Annotated[str, arg(metavar="CHECKPOINT")]
     """Checkpoint file (best.pt, last.pt) or run folder (its best.pt)."""
     tta: int = setting(-1, at_least=-1)
-    """Views of each test image; 0: only the central crop, -1: as in the run's final evaluation."""
+    """Views of each test image for test-time augmentation. 0: only the central crop; -1: as in the
+    run's final evaluation."""
     data: str = ""
-    """Other data to evaluate on, with the same classes; default: what it was trained on."""
+    """Other data with the same classes; default: the data that the run was trained on."""
     batch_size: int = setting(256, at_least=1)
     """Views in one forward pass."""
     loader: Literal["as-trained", "torch", "dali"] = "as-trained"
@@ -38,15 +39,15 @@ class EvaluateConfig(Settings):
     dali: bool = False
     """Short for --loader dali."""
     workers: int = setting(-1, at_least=-1)
-    """Loader processes (torch) or threads (dali); -1: one less than the cores, 1 to 8."""
+    """Loader processes (torch) or threads (dali). -1: one fewer than the cores, 1 to 8."""
     device: str = "auto"
     """auto, cpu, cuda, or cuda:N."""
     precision: Literal["as-trained", "fp32", "bf16", "fp16"] = "as-trained"
-    """Arithmetic of the network."""
+    """Precision of the forward pass."""
     seed: int = setting(0, at_least=0)
     """Seed of the views."""
     out: str = ""
-    """Write the results to this JSON file too."""
+    """Also write the results to this JSON file."""
     debug: bool = False
     """Show the traceback of an error."""
 

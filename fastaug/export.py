@@ -22,13 +22,13 @@ from fastaug.settings import Settings
 
 @dataclass(frozen=True)
 class ExportConfig(Settings):
-    """Write a trained network for other programs, in fp32. The file is read back and checked."""
+    """Export a trained network in fp32. The file is read back and its logits are compared."""
 
     checkpoint: Annotated[str, arg(metavar="CHECKPOINT")]
     """Checkpoint file (best.pt, last.pt) or run folder (its best.pt)."""
     to: Literal["safetensors", "onnx", "torch-export"] = "safetensors"
-    """safetensors: weights by name, with metadata; onnx: one file for any batch size, input
-    "images", output "logits" (needs fastaug[export]); torch-export: for torch.export.load."""
+    """safetensors: weights by name, with metadata; onnx: one file for any batch size, with input
+    "images" and output "logits" (needs fastaug[export]); torch-export: for torch.export.load."""
     out: str = ""
     """File to write; default: next to the checkpoint, as .safetensors, .onnx or .pt2."""
     debug: bool = False

@@ -1,4 +1,4 @@
-"""python -m fastaug.preview: draw the views that the network will see."""
+"""python -m fastaug.preview: draw the views that the network sees in training."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class PictureConfig(Settings):
     """The picture to draw."""
 
     images: int = setting(8, at_least=1, at_most=100)
-    """Images to draw: the first ones of the training's order."""
+    """Number of images to draw: the first ones of the training order."""
     logdir: str = "runs/preview"
-    """Folder for the same picture as TensorBoard events; empty: none."""
+    """Folder for TensorBoard events with the same picture; empty: none."""
 
 
 @dataclass(frozen=True)
@@ -37,13 +37,13 @@ class PreviewRunConfig(RunConfig):
 
 @dataclass(frozen=True)
 class PreviewConfig(TrainConfig):
-    """Draw what the network will see: some images, each with its K views. Takes train's flags."""
+    """Draw some images, each with its K views, as the network sees them. Takes train's flags."""
 
     run: PreviewRunConfig = field(default_factory=PreviewRunConfig)
     picture: PictureConfig = field(default_factory=PictureConfig)
 
     def images_per_part(self, ranks: int = 1) -> int:
-        """All images of the picture in one batch, whatever --batch-size is."""
+        """All images of the picture in one batch, regardless of --batch-size."""
         return self.picture.images
 
 
@@ -62,7 +62,7 @@ def main(args: Sequence[str]) -> int:
     print(printable(f"{drawn}: {out}"))
     if config.picture.logdir:
         write_event_picture(Path(config.picture.logdir).expanduser(), "views", picture)
-        print(f"the same in TensorBoard: tensorboard --logdir {config.picture.logdir}")
+        print(f"also in TensorBoard: tensorboard --logdir {config.picture.logdir}")
     return 0
 
 

@@ -10,32 +10,32 @@ from fastaug.settings import Settings, setting
 
 @dataclass(frozen=True)
 class DataConfig(Settings):
-    """Which images are trained on, and what loads them."""
+    """The data and its loader."""
 
     data: str = setting("shapes", free_on_resume=True)  # may have moved; its fingerprint is checked
-    """shapes (built in), a folder of class folders or of shards (WebDataset, TFRecord, RecordIO) in
-    train/ and val/ or test/, CIFAR-10 or CIFAR-100 in python format (folder or .tar.gz), or an .npz
-    with images and labels."""
+    """shapes (built in); a folder with train/ and val/ or test/, which contain class folders or
+    shards (WebDataset, TFRecord, RecordIO); CIFAR-10 or CIFAR-100 in python format (folder or
+    .tar.gz); or an .npz with images and labels."""
     loader: Literal["torch", "dali"] = setting("torch", free_on_resume=True)
-    """Decodes the images and makes the views; --dali is short for --loader dali."""
+    """What decodes the images and makes the views. --dali is short for --loader dali."""
     workers: int = setting(-1, at_least=-1, free_on_resume=True)
-    """Loader processes (torch) or threads (dali); -1: one less than the cores, 1 to 8; 0: no
+    """Loader processes (torch) or threads (dali). -1: one fewer than the cores, 1 to 8; 0: no
     extra process (torch), one thread (dali)."""
     prefetch: int = setting(2, at_least=1, free_on_resume=True)
-    """Batches that the dali loader prepares in advance."""
+    """Batches that the dali loader prepares ahead."""
     decode_memory: int = setting(0, at_least=0, free_on_resume=True)
     """MiB that each DALI decoder reserves at the start, on the host and on the GPU, so that large
-    images do not make it grow later; 0: what the first images need."""
+    images do not grow it later. 0: as much as the first images need."""
     scan: Literal["quick", "full"] = setting("quick", free_on_resume=True)
-    """How images are checked before the training. quick: header, size and end; full: decoded."""
+    """Check of every image before training. quick: header, size and end of file; full: decode."""
     max_bad: float = setting(0.01, at_least=0, at_most=1, free_on_resume=True)
-    """Largest share of unreadable images, 0 to 1. They are listed and not used: training takes
-    another image in their place, evaluation leaves them out."""
+    """Largest share of unreadable images, 0 to 1; more is an error. They are listed, replaced by
+    random others in training, and skipped in evaluation."""
     last_batch: Literal["drop", "fill"] = "drop"
-    """Images of an epoch that do not fill a step. drop: left out, others each epoch; fill: the step
-    is filled with images from the start of the epoch."""
+    """Images at the end of an epoch that do not fill an optimizer step. drop: skip them (others
+    each epoch); fill: complete the step with images from the start of the epoch."""
     train_images: int = setting(0, at_least=0)
-    """Training images to use, as many of each class as of the others; 0: all."""
+    """Number of training images to use, the same from each class; 0: all."""
     validation: float = setting(0.0, at_least=0, below=1)
-    """Share of the training images, of each class, that is held out and evaluated after each epoch
-    in place of the test images; the final evaluation covers both. 0: none."""
+    """Share of the training images of each class to hold out, at least 1 image. They are evaluated
+    after each epoch instead of the test images; the final evaluation covers both. 0: none."""

@@ -13,11 +13,11 @@ class ModelConfig(Settings):
     """The network."""
 
     model: str = "wrn-10-1"
-    """wrn-D-W, nf_resnet26, nf_resnet50, nf_resnet101, nfnet_f0, resnet18, or timm/NAME."""
+    """wrn-DEPTH-WIDTH, nf_resnet26, nf_resnet50, nf_resnet101, nfnet_f0, resnet18, or timm/NAME."""
     dropout: float = setting(0.0, at_least=0, below=1)
     """Dropout rate before the last layer (nf_resnet, nfnet and timm models)."""
     stochastic_depth: float = setting(0.0, at_least=0, below=1)
     """Stochastic depth rate of the deepest block (nf_resnet, nfnet and timm models)."""
     batch_norm: Literal["local", "sync"] = "local"
-    """Batch-norm statistics on several ranks. local: of each rank's part of a step; sync: of all
-    ranks together (resnet18), which waits for the others in every layer."""
+    """Batch-norm statistics with several ranks. local: over each rank's part of a step; sync: over
+    all ranks (resnet18), which waits for the other ranks in every layer."""

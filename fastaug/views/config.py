@@ -17,35 +17,36 @@ class ViewConfig(Settings):
     views: int = setting(4, at_least=1)
     """K, the number of random views of each image in a step."""
     size: int = setting(32, at_least=8)
-    """Side of a view in pixels."""
+    """Side of the square views in pixels."""
     augment: Literal["none", "crop-flip", "randaugment"] = "crop-flip"
-    """How a view is made. none: the central crop; randaugment: crop, flip and RandAugment."""
+    """none: central crop; crop-flip: random crop and flip; randaugment: also RandAugment."""
     crop: Literal["resized", "pad"] = "resized"
-    """resized: random area and aspect ratio; pad: reflect 4 pixels around, crop --size (CIFAR)."""
+    """resized: random area and aspect ratio, resized to --size; pad: 4 reflected pixels on each
+    side, then a crop of --size (CIFAR)."""
     crop_area: tuple[float, float] = (0.35, 1.0)
-    """Smallest and largest share of the image's area in a resized crop."""
+    """Smallest and largest area of a resized crop, as a share of the image."""
     crop_sampling: Literal["dali", "tf"] = "dali"
-    """How resized crops are drawn. dali: area uniform, ratio log-uniform; tf: ratio and height
-    uniform, at least 0.1 of the image, as the paper's pipeline does."""
+    """Distribution of resized crops. dali: uniform area, log-uniform aspect ratio; tf: uniform
+    aspect ratio and height, at least 0.1 of the image, as in the paper's pipeline."""
     interpolation: Literal["bicubic", "bilinear"] = "bicubic"
-    """How crops are resized to the view; the default is the paper's."""
+    """Filter that resizes crops to views. The paper uses bicubic."""
     antialias: bool = False
-    """Widen the filter of --interpolation when shrinking, so that every pixel of the crop counts,
-    as in Pillow (but for a view's outermost pixels); the default is the paper's."""
+    """Widen the filter when a crop is shrunk, so that every pixel of the crop counts, as in Pillow
+    (except for the outermost pixels of a view). The paper does not."""
     randaugment_policy: Literal["nfnet", "dali"] = "nfnet"
-    """nfnet: the paper's 16 operations; dali: DALI's own 14, magnitude 0 to 30 (dali loader)."""
+    """nfnet: the paper's 16 operations; dali: DALI's own 14 (only in the dali loader)."""
     randaugment_layers: int = setting(4, at_least=1, at_most=16)
-    """N, the operations that RandAugment applies one after another."""
+    """N, the number of operations that RandAugment applies in a row."""
     randaugment_magnitude: float = setting(5.0, at_least=0)
-    """M, the strength of RandAugment's operations, 0 to 10 (0 to 30 of the dali policy)."""
+    """M, the strength of RandAugment's operations: 0 to 10, or 0 to 30 with the dali policy."""
     normalize: Literal["imagenet", "cifar"] = "imagenet"
-    """Channel means and standard deviations that the views are normalized with."""
+    """Data set whose channel means and standard deviations normalize the views."""
     views_dtype: Literal["fp32", "fp16", "bf16"] = "fp32"
-    """Dtype of the views; fp16 and bf16 halve their memory and need --precision bf16 or fp16."""
+    """Dtype of the views. fp16 and bf16 halve their memory and need --precision fp16 or bf16."""
     views_engine: Literal["auto", "fused", "dali"] = setting("auto", free_on_resume=True)
-    """Makes the views in the dali loader. fused: one kernel for the whole view (needs g++ on a
-    CPU); dali: DALI's operators; auto: fused where it passes its admission check, and the run
-    reports which."""
+    """What makes the views in the dali loader. fused: one kernel for the whole view (on a CPU it
+    needs g++ or clang++); dali: DALI's operators; auto: fused if it passes its admission check,
+    otherwise dali. The run logs the choice."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
