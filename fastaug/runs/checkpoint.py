@@ -20,7 +20,7 @@ import torch
 
 import fastaug
 from fastaug.config import TrainConfig
-from fastaug.errors import CheckpointError, DamagedCheckpointError, first_line
+from fastaug.errors import CheckpointError, DamagedCheckpointError, few, first_line
 from fastaug.runtime.atomic import atomic_write
 from fastaug.runtime.device import memory_bound
 
@@ -98,7 +98,19 @@ def _from_format_2(state: dict[str, Any]) -> dict[str, Any]:
 def checkpoint_file(named: str) -> Path:
     """The checkpoint file itself, or best.pt of a run folder."""
     path = Path(named).expanduser()
-    return path / "best.pt" if path.is_dir() else path
+    if not path.is_dir():
+        return path
+    if (best := path / "best.pt").exists():
+        return best
+    if (last := path / "last.pt").exists():
+        raise CheckpointError(f"{best}: not written before the first evaluation; name {last}")
+    found = sorted(path.glob("*/best.pt"), key=lambda file: file.stat().st_mtime, reverse=True)
+    if runs := [file.parent for file in found]:
+        raise CheckpointError(
+            f"{path}: not a run folder, but it contains some; name one of them, the newest first: "
+            f"{few(runs)}"
+        )
+    raise CheckpointError(f"{path}: not a run folder: it has neither best.pt nor last.pt")
 
 
 def _content(path: Path) -> bytes:

@@ -14,6 +14,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from expect import missing
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -337,8 +338,14 @@ class TestErrors:
         assert ".onnx" in error
 
     def test_no_checkpoint(self, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-        assert f"{tmp_path / 'best.pt'}: " in fail(capsys, tmp_path)
+        assert f"{tmp_path}: " in fail(capsys, tmp_path)
         assert "nothing.pt" in fail(capsys, tmp_path / "nothing.pt")
+        (tmp_path / "last.pt").touch()
+        assert missing(fail(capsys, tmp_path), str(tmp_path / "last.pt")) == []
+
+    def test_a_folder_of_runs(self, save: Save, capsys: pytest.CaptureFixture) -> None:
+        run = save()[0].parent
+        assert missing(fail(capsys, run.parent), str(run.parent), str(run)) == []
 
     def test_without_the_packages(
         self, save: Save, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
