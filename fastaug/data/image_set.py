@@ -45,7 +45,7 @@ class Spans:
         with open(self.shards[self.shard[index]], "rb") as file:
             read = [os.pread(file.fileno(), int(size), int(offset)) for offset, size in parts]
         if [len(part) for part in read] != [size for _, size in parts]:
-            raise OSError(errno.EIO, "the shard ends before it")
+            raise OSError(errno.EIO, "the shard ends before the image does")
         return self.separator.join(read)
 
     def where(self, index: int) -> str:
@@ -54,7 +54,7 @@ class Spans:
 
 @dataclass(frozen=True)
 class Manifest:
-    """Size and state of each image in a set, known before it is decoded; made by data/scan.py."""
+    """Size and state of each image in a set, known before decoding; made by data/scan.py."""
 
     sizes: np.ndarray
     """[N, 2] int32, height and width; 0 for bad images."""
@@ -84,7 +84,7 @@ class ImageSet:
 
     @property
     def bad(self) -> Mapping[int, str]:
-        """Index -> reason of each image that must not be used."""
+        """Index of each unusable image -> reason."""
         return {} if self.manifest is None else self.manifest.bad
 
     def subset(self, keep: np.ndarray, name: str) -> ImageSet:
@@ -130,7 +130,7 @@ class ImageSet:
             return self.files[index].read_bytes()
         except FileNotFoundError as error:
             raise DataError(
-                f"{self.where(index)}: the file is gone; put it back, or an empty file in its place"
+                f"{self.where(index)}: the file is gone; restore it, or create an empty file"
             ) from error
         except OSError as error:
             raise DataError(f"{self.where(index)}: cannot be read ({error.strerror})") from error
@@ -184,7 +184,7 @@ def open_image(content: bytes, where: str) -> Iterator[Image.Image]:
     try:
         with Image.open(io.BytesIO(content)) as image:
             if image.width * image.height > MAX_PIXELS:
-                raise ValueError(f"{image.width} x {image.height} pixels are too many")
+                raise ValueError(f"{image.width} x {image.height} pixels, too large")
             yield image
     except Exception as error:  # damaged headers raise almost anything in Pillow's many readers
         if not content:

@@ -1,4 +1,4 @@
-"""The base of all loaders: iteration, recovery from bad images, and the state of a resume."""
+"""The base of all loaders: iteration, recovery from bad images, and the state for a resume."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ log = logging.getLogger("fastaug")
 class ViewLoader:
     """An iterable of ViewBatch. One pass yields the rest of the current epoch.
 
-    A subclass makes the batches (`_pass`). Batches and views follow from (seed, epoch, position),
-    so that is all a checkpoint needs.
+    A subclass makes the batches (`_pass`). Batches and views depend only on (seed, epoch,
+    position), so a checkpoint needs nothing else.
     """
 
     def __init__(
@@ -41,10 +41,10 @@ class ViewLoader:
         ranks: int = 1,
     ) -> None:
         self.images = images
-        """The image set, with all bad images known so far."""
+        """The image set, with all bad images found so far."""
         self.epoch = 0
         self.position = 0
-        """Batches of this epoch that were yielded."""
+        """Number of batches yielded in this epoch."""
         self._data, self._view, self._seed, self._train = data, view, seed, train
         self._sampler = BatchSampler(
             images,
@@ -58,7 +58,7 @@ class ViewLoader:
         )
 
     def __len__(self) -> int:
-        """Batches in an epoch; the same in every epoch."""
+        """Number of batches in an epoch; the same in every epoch."""
         return len(self._sampler)
 
     def set_epoch(self, epoch: int) -> None:
@@ -66,12 +66,12 @@ class ViewLoader:
         self.epoch, self.position = epoch, 0
 
     def batches(self) -> Iterator[BatchKey]:
-        """The batches of this rank that are left in the epoch."""
+        """The remaining batches of this rank in the epoch."""
         return self._sampler.batches(self.images, self.epoch, self.position)
 
     def __iter__(self) -> Iterator[ViewBatch]:
-        """The rest of the epoch; after an error that can be recovered from, a new pass continues at
-        the same batch."""
+        """The rest of the epoch. After a recoverable error, a new pass continues at the same
+        batch."""
         epoch = self.epoch
         failed_at, failures = -1, 0
         while True:
@@ -82,7 +82,7 @@ class ViewLoader:
                     yield batch
                 break
             except BadImagesError as found:
-                # From here on the batches are those of a run that knew of these images before.
+                # From here on, batches are as if these images had been known from the start.
                 self.images = quarantine(self.images, found, self._data.max_bad)
             except RetryError as error:
                 failures = failures + 1 if self.position == failed_at else 1
@@ -91,7 +91,7 @@ class ViewLoader:
                     raise DataError(
                         f"{error}, {failures} times in a row at the same batch"
                     ) from error
-                log.warning("%s; the loader starts again with the same batch", error)
+                log.warning("%s; restarting the loader at the same batch", error)
         if self.epoch == epoch:  # the last batches of an evaluation had bad images only
             self.set_epoch(epoch + 1)
 
@@ -108,7 +108,7 @@ class ViewLoader:
         return {"epoch": self.epoch, "position": self.position, **self._identity}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue with the very batch that would have come next."""
+        """Continue with exactly the batch that would have come next."""
         if state.keys() != self.state_dict().keys():
             raise CheckpointError("the loader's state was written by another version of fastaug")
         differing = [
@@ -119,7 +119,7 @@ class ViewLoader:
         if differing:
             advice = ""
             if state["number of images"] > len(self.images):
-                advice = "; restore the files that were removed (an empty file counts, too)"
+                advice = "; restore the removed files (empty files will do)"
             raise CheckpointError(
                 "the loader's state belongs to other data or settings; it has "
                 + ", ".join(differing)

@@ -1,7 +1,7 @@
-"""Reading images during a run: retries, and what happens to images that stay bad.
+"""Reading images during a run: retries, and quarantine of images that stay bad.
 
-A file may be missing, truncated or changed for a moment (while it is rewritten), or permanently.
-A read that only takes long is waited for.
+A file may be missing, truncated or changed for a moment (while it is rewritten), or permanently. A
+read that is only slow does not count as failed.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ log = logging.getLogger("fastaug")
 RETRY_PAUSES = (0.1, 0.3, 1.0, 3.0)
 """Seconds to wait before each retry of a failed read or decode."""
 _OUTAGE = 4
-"""If a whole batch of at least this many images is unreadable, the storage has failed."""
+"""If no image of a batch can be read, and the batch has at least this many, the storage failed."""
 
 Read = TypeVar("Read")
 
 
 class ReadFailure(NamedTuple):
-    """A failed read. Not an exception, whose frames would keep their local variables alive."""
+    """A failed read. Not an exception, which would keep the local variables of its frames alive."""
 
     message: str
     permanent: bool
-    """The stored image is bad, so that the next run need not try it; storage may come back."""
+    """True: the stored image is bad, so the next run need not try it. False: the storage failed."""
 
 
 class BadImage(NamedTuple):
@@ -42,7 +42,7 @@ class BadImage(NamedTuple):
     reason: str
     permanent: bool
     stamp: int
-    """Stamp of the file that was read: it may be fixed before this is recorded."""
+    """Stamp of the file that was read: the file may be repaired before this is recorded."""
 
 
 class BadImagesError(DataError):
@@ -84,12 +84,12 @@ def read_with_retries(
 ) -> dict[int, Read]:
     """Retry the failed reads among the first results of a batch; returns index -> result.
 
-    All failed images wait together, so an outage of some seconds costs the time of one image.
+    All failed images are retried together, so a short outage costs the time of one image.
     """
     found = {index: out for index, out in first.items() if not isinstance(out, ReadFailure)}
     failed = {index: out for index, out in first.items() if isinstance(out, ReadFailure)}
     for failure in failed.values():
-        warn(f"{failure.message}; it is tried again for {sum(RETRY_PAUSES):.2g} s")
+        warn(f"{failure.message}; retrying for {sum(RETRY_PAUSES):.2g} s")
     for pause in RETRY_PAUSES:
         if not failed:
             break
@@ -109,11 +109,11 @@ def read_with_retries(
 
 
 def check_size(images: ImageSet, index: int, size: tuple[int, ...]) -> None:
-    """Raise if a decoded image has another height and width than its manifest, which the view
-    plans are made for."""
+    """Raise unless a decoded image has the height and width of its manifest, for which the view
+    plans are made."""
     if images.manifest is not None and tuple(images.manifest.sizes[index]) != size:
         raise ChangedImageError(
-            f"{images.where(index)}: the file has changed, another size than when the run began"
+            f"{images.where(index)}: the file has changed, its size differs from the scan's"
         )
 
 
@@ -128,9 +128,9 @@ def quarantine(images: ImageSet, found: BadImagesError, max_bad: float) -> Image
     if len(bad) == found.batch_size >= _OUTAGE and not any(b.permanent for b in bad.values()):
         index, image = next(iter(bad.items()))
         raise DataError(
-            f"{images.name}: none of the {found.batch_size} images of a batch can be used "
-            f"({images.where(index)}: {image.reason}, and so on), so it is the storage that has "
-            "failed; --resume continues once it is back"
+            f"{images.name}: none of the {found.batch_size} images of a batch can be read "
+            f"({images.where(index)}: {image.reason}, ...), so the storage has probably failed; "
+            "continue with --resume once it works again"
         )
     for index, image in bad.items():
         if image.permanent:

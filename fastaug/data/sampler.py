@@ -1,4 +1,4 @@
-"""Which images make up which batch: from (seed, epoch, rank), and nothing else."""
+"""Which images make up which batch. This depends only on (seed, epoch, rank)."""
 
 from __future__ import annotations
 
@@ -17,25 +17,26 @@ second one is needed once in a hundred times."""
 
 
 class BatchKey(NamedTuple):
-    """All that a batch of views follows from, besides the images and the config."""
+    """Determines a batch of views, together with the images and the config."""
 
     epoch: int
     purpose: int
     indices: np.ndarray
-    """[B] int64, places in the data set."""
+    """[B] int64, positions in the data set."""
     position: int = 0
-    """Batches of the epoch before it, of this rank."""
+    """Number of batches before it in the epoch, on this rank."""
 
 
 class BatchSampler:
     """The batches of one rank.
 
-    The order of the images depends on (seed, epoch); a batch of all ranks is a run of that order,
-    so all ranks together see what a single one would see. A training epoch has whole optimizer
-    steps only, the same number on every rank and in every epoch. A bad image is replaced by another
-    one, drawn again each epoch: no other image changes its place, so a run with an image that has
-    become unreadable can be resumed. An evaluation has every good image once, in order; images that
-    became unreadable later are missing from their batch, and no other image changes place or rank.
+    The order of the images depends on (seed, epoch). A batch over all ranks is a contiguous part of
+    that order, so all ranks together see what a single rank would see. A training epoch has only
+    whole optimizer steps, the same number on every rank and in every epoch. A bad image is replaced
+    by a random other one each epoch. No other image changes its place, so a run can be resumed even
+    if an image has become unreadable. An evaluation has every good image once, in order; an image
+    that becomes unreadable later is missing from its batch, and no other image changes place or
+    rank.
     """
 
     def __init__(
@@ -50,8 +51,8 @@ class BatchSampler:
         rank: int = 0,
         ranks: int = 1,
     ) -> None:
-        """fill_last: True if the last step of an epoch is filled with images from its start, False
-        if images that do not fill a step are left out."""
+        """fill_last: complete the last step of an epoch with images from the epoch's start;
+        otherwise skip images that do not fill a step."""
         self.images_per_batch, self.ranks = images_per_batch, ranks
         self._seed, self._train, self._rank = seed, train, rank
         self._evaluated = good_indices(images)
@@ -64,7 +65,7 @@ class BatchSampler:
             self._length = len(range(rank, batches, ranks))
 
     def __len__(self) -> int:
-        """Batches in an epoch; the same in every epoch."""
+        """Number of batches in an epoch; the same in every epoch."""
         return self._length
 
     def batches(self, images: ImageSet, epoch: int, start: int = 0) -> Iterator[BatchKey]:
@@ -93,8 +94,8 @@ class BatchSampler:
     def _substitutes(self, images: ImageSet, epoch: int) -> np.ndarray:
         """[images]: each image itself, or the one that replaces it in this epoch.
 
-        Drawn from all images, good and bad: an image that becomes unreadable changes its own place
-        and those that it stood in for, whenever that is found.
+        Drawn from all images, good and bad: an image that becomes unreadable changes only its own
+        place and the places where it was the substitute, no matter when it is found.
         """
         count, bad = len(images), np.array(list(images.bad))
         drawn = uniforms(self._seed, epoch, SUBSTITUTES, bad, 1, DRAWS)[:, 0]
@@ -119,7 +120,7 @@ def _training_steps(images: ImageSet, per_step: int, fill_last: bool) -> int:
         steps += rest > 0
     if steps == 0:
         raise DataError(
-            f"{images.name}: {len(images)} images are less than one optimizer step of {per_step} "
+            f"{images.name}: {len(images)} images do not fill one optimizer step of {per_step} "
             "(--batch-size / --views); use a smaller --batch-size, or --last-batch fill"
         )
     return steps

@@ -1,7 +1,6 @@
-"""The scan before training: every image is checked once, and bad ones are left out.
+"""The scan before training: checks every image once and marks bad ones.
 
-Results are cached by path, size and modification time, so that an unchanged image is not scanned
-again.
+Results are cached by path, size and modification time: an unchanged image is not scanned again.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ _MEMORY = 1 << 30
 
 @dataclass
 class ScanResult:
-    """What a scan found in a set."""
+    """Results of scanning a set."""
 
     manifest: Manifest
     formats: Counter[str]
@@ -69,7 +68,7 @@ def scan_and_check(
     """Scan a set and return it with its manifest; raises if the share of bad images is above
     max_bad. Bad images keep their indices.
 
-    full: decode every image; otherwise only those that look truncated.
+    full: decode every image; otherwise decode only those that look truncated.
     """
     found = scan_set(images, full=full, workers=workers)
     listed = f"{found.bad_list} lists them" if found.bad_list else _SCAN_LISTS_THEM
@@ -139,7 +138,7 @@ def check_max_bad(
 
 
 def mark_bad(images: ImageSet, index: int, reason: str, stamp: int | None = None) -> None:
-    """Leave an image out of later scans until its file changes.
+    """Record an image as bad for later scans, until its file changes.
 
     stamp: stamp of the file that was found bad, if it may have changed since.
     """
@@ -157,11 +156,15 @@ def mark_bad(images: ImageSet, index: int, reason: str, stamp: int | None = None
     table.store(file)
     stored = _Table.load(file).rows
     if not stored["bad"][stored["stamp"] == np.uint64(stamp)].any():
-        log.warning("%s cannot be written: %s is not left out", file, images.where(index))
+        log.warning(
+            "%s cannot be written, so the next scan will not know that %s is bad",
+            file,
+            images.where(index),
+        )
 
 
 def stamp_of(images: ImageSet, index: int) -> int:
-    """Hash of an image's path, size and modification time, which changes when the image does."""
+    """Hash of an image's path, size and modification time; changes when the image does."""
     return 0 if images.array is not None else int(_stamps(images, [index])[0])
 
 
@@ -219,7 +222,7 @@ class _Table:
 
     @classmethod
     def load(cls, file: Path) -> _Table:
-        """The table in a cache file; empty if that is missing or damaged."""
+        """The table in a cache file; empty if the file is missing or damaged."""
         stored = load_arrays(file) or {}
         rows, reasons = stored.get("rows"), stored.get("reasons")
         if rows is None or reasons is None or rows.dtype != _ROW or rows.ndim != 1:
@@ -296,11 +299,11 @@ def _percent(share: float) -> str:
 
 @contextmanager
 def _thread_pool(workers: int) -> Iterator[ThreadPoolExecutor]:
-    """-1: four threads per core, since most of them wait for the storage."""
+    """workers: number of threads; -1: four per core, since most of them wait for the storage."""
     threads = min(32, 4 * core_count()) if workers < 0 else max(1, workers)
     pool = ThreadPoolExecutor(threads)
     try:
-        # Pillow would warn about single images (large ones, odd EXIF).
+        # Pillow would warn about individual images (large ones, odd EXIF).
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield pool

@@ -17,7 +17,7 @@ from PIL import ImageFile
 from fastaug.data.image_set import ImageSet, is_storage_error, open_image
 from fastaug.errors import DataError
 
-# The whole file is read if its header is longer, as with a thumbnail in it.
+# If the header is longer, for example with a thumbnail in it, the whole file is read.
 _HEAD = 4096
 _TAIL = 4096
 # Bytes near the end of a complete file.
@@ -25,7 +25,7 @@ _END = {"JPEG": b"\xff\xd9", "MPO": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82"}
 _CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
 """Channels, by the color type of a PNG."""
 _MAX_BYTES = 1 << 30
-"""Larger files are not read into memory to see whether they are images."""
+"""Larger files are not read into memory to check whether they are images."""
 _LARGE = 1 << 25
 """Bytes that are worth returning to the system immediately."""
 _BYTES_PER_PIXEL = 10
@@ -33,7 +33,7 @@ _BYTES_PER_PIXEL = 10
 
 
 class ImageInfo(NamedTuple):
-    """What a scan found out about an image. It is bad if there is a reason."""
+    """Result of scanning one image. It is bad if it has a reason."""
 
     height: int = 0
     width: int = 0
@@ -41,12 +41,12 @@ class ImageInfo(NamedTuple):
     format: str = ""
     reason: str = ""
     permanent: bool = True
-    """False: the storage failed, and may work the next time."""
+    """False: the storage failed and may work next time."""
 
 
 class MemoryBudget:
-    """Bytes that threads may hold together. A request for more than the total waits for all of
-    it."""
+    """Bytes that all threads together may hold. A request for more than the total waits until
+    nothing else is held."""
 
     def __init__(self, total: int) -> None:
         self._total = total
@@ -63,7 +63,7 @@ class MemoryBudget:
             yield
         finally:
             if count > _LARGE:
-                # glibc keeps what a thread freed for that thread: 3 GB in eight threads.
+                # glibc keeps memory that a thread freed for that thread: 3 GB in eight threads.
                 with suppress(AttributeError):
                     ctypes.CDLL(None).malloc_trim(0)
             with self._freed:
@@ -76,7 +76,7 @@ def scan_image(images: ImageSet, index: int, *, full: bool, budget: MemoryBudget
     try:
         head, tail, size = _ends(images, index)
         if size > _MAX_BYTES:
-            return ImageInfo(reason=f"{size / 2**30:.1f} GiB are too many for an image")
+            return ImageInfo(reason=f"{size / 2**30:.1f} GiB, too large for an image")
         info, is_complete = _read_header(images, index, head, tail, size, budget)
         if full or not is_complete:
             with budget.hold(size + _BYTES_PER_PIXEL * info.height * info.width):
@@ -107,7 +107,7 @@ def _ends(images: ImageSet, index: int) -> tuple[bytes, bytes, int]:
         else:
             offset, size = int(spans.offset[index]), int(spans.size[index])
             if offset + size > status.st_size:
-                raise DataError("its shard ends before it does")
+                raise DataError("its shard ends before the image does")
         head = os.pread(descriptor, min(_HEAD, size), offset)
         start = max(0, size - _TAIL)
         tail = os.pread(descriptor, size - start, offset + start) if start else head
@@ -119,7 +119,7 @@ def _ends(images: ImageSet, index: int) -> tuple[bytes, bytes, int]:
 def _read_header(
     images: ImageSet, index: int, head: bytes, tail: bytes, size: int, budget: MemoryBudget
 ) -> tuple[ImageInfo, bool]:
-    """What the header says, and whether the end of the file is there."""
+    """Contents of the header, and whether the end of the file is there."""
     try:
         return _parse(head, tail, size)
     except DataError:
@@ -135,7 +135,7 @@ def _parse(content: bytes, tail: bytes, size: int) -> tuple[ImageInfo, bool]:
         if image.width * image.height == 0:
             raise DataError(f"{image.width} x {image.height} pixels")
         if image.format == "EPS":  # Pillow would run Ghostscript, which may never end
-            raise DataError("PostScript is a program")
+            raise DataError("PostScript is a program, not an image")
         header = content[: image.fp.tell() if image.fp else 0]
         is_complete = _is_complete(image, len(header), tail, size)
         # DALI accepts an end mark further to the front; _decode_fully() searches for it.
@@ -239,7 +239,7 @@ def _check_png(content: bytes) -> None:
     width, height, depth, color, *_, interlaced = struct.unpack(">IIBBBBB", content[16:29])
     row = 1 + (width * depth * _CHANNELS[color] + 7) // 8
     if not interlaced and (found := _inflated_size(b"".join(pixels))) < height * row:
-        raise DataError(f"{found // row} of its {height} rows are there")
+        raise DataError(f"only {found // row} of its {height} rows are there")
 
 
 def _inflated_size(content: bytes) -> int:
@@ -256,7 +256,7 @@ def _inflated_size(content: bytes) -> int:
 
 
 def _reason(error: DataError, where: str) -> str:
-    """The reason in one line, without the place and without open_image()'s words around it."""
+    """The reason in one line, without the place and without open_image()'s own words."""
     text = str(error).removeprefix(where).removeprefix(": ")
     if text.startswith(prefix := "cannot be decoded ("):
         text = text.removeprefix(prefix).removesuffix(")")

@@ -15,7 +15,7 @@ from fastaug.errors import DataError, few
 
 
 class Reader(Protocol):
-    """What a module in readers/ provides. A wrong layout gets its own message from its reader."""
+    """What a module in readers/ provides. A reader reports a wrong layout with its own message."""
 
     DESCRIPTION: str
     """The paths that it reads, for error messages."""
@@ -54,14 +54,14 @@ def check_classes(images: ImageSet, classes: tuple[str, ...], owner: str) -> Non
 def open_split(data: str, split: Split) -> ImageSet:
     """One split of --data."""
     if not data:
-        raise DataError("this recipe has no data of its own: give --data PATH")
+        raise DataError("this recipe has no default data: give --data PATH")
     path = ensure_shapes() if data == "shapes" else Path(data).expanduser()
     if not path.exists():
         raise DataError(f"--data {data}: no such file or folder (and not the built-in 'shapes')")
     reader = next((reader for reader in READERS if reader.matches(path)), None)
     if reader is None:
         known = "; ".join(reader.DESCRIPTION for reader in READERS)
-        raise DataError(f"--data {data}: unknown kind of data; give one of: {known}")
+        raise DataError(f"--data {data}: unknown format; give one of: {known}")
     images = reader.open_split(path, split)
     if len(images) == 0:
         raise DataError(f"{images.name}: no images")

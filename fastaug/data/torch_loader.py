@@ -65,8 +65,8 @@ class TorchLoader(ViewLoader):
 
 
 class _WorkerResult(NamedTuple):
-    """What a worker returns. It raises no errors, which torch would bury in a traceback, and logs
-    nothing: a lock of the trainer's console may be held forever in a fork."""
+    """What a worker returns. A worker raises no errors, which torch would bury in a traceback, and
+    logs nothing: in a fork, a lock of the trainer's console may stay locked forever."""
 
     batch: ViewBatch | DataError | None
     """None if images are bad."""
@@ -131,12 +131,12 @@ def _worker_results(batches: DataLoader) -> Iterator[_WorkerResult]:
             gc.unfreeze()
         yield from results
     except (RuntimeError, OSError, EOFError) as error:
-        # An error of this process, or one that a living worker has sent.
+        # An error of this process, or one that a living worker has reported.
         if batches.num_workers == 0 or str(error).startswith("Caught "):
             raise
         raise RetryError(
-            f"a worker process of the loader has died ({first_line(error)}), as when "
-            "memory runs out (fewer --workers take less)",
+            f"a worker process of the loader has died ({first_line(error)}), perhaps out of "
+            "memory (fewer --workers need less)",
             max_retries=1,
         ) from error
 
@@ -145,7 +145,7 @@ def _worker_results(batches: DataLoader) -> Iterator[_WorkerResult]:
 def _without_sigchld_handler() -> Iterator[None]:
     """Undo torch's SIGCHLD handler, which raises wherever the main thread is, even in a step.
 
-    Without it, a worker's death is found while waiting for a batch, within 5 s.
+    Without the handler, a dead worker is detected while waiting for a batch, within 5 s.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -153,9 +153,9 @@ def _whole_number(name: str, value: int) -> int:
 def _check_indices(indices: Sequence[int], count: int) -> np.ndarray:
     """[count] int64."""
     numbers = np.asarray(indices)
-    if numbers.shape == (count,) and np.issubdtype(numbers.dtype, np.integer):
-        if 0 <= numbers.min() and numbers.max() < 2**32:
-            return numbers.astype(np.int64)
+    is_whole = numbers.shape == (count,) and np.issubdtype(numbers.dtype, np.integer)
+    if is_whole and numbers.min() >= 0 and numbers.max() < 2**32:
+        return numbers.astype(np.int64)
     raise DataError(
         f"indices must be {count} whole numbers from 0 to 2**32 - 1, one for each image, "
         f"got {few(numbers.reshape(-1).tolist())}"

@@ -214,7 +214,7 @@ CASES: dict[str, tuple[Maker, str]] = {
     "hash": (endless_hash, "not CIFAR's pickle"),
     "names": (
         lambda f: cifar(f, batches_meta=pickle.dumps({b"label_names": [nested(b"x")]}, 2)),
-        "class names must be a list of texts",
+        "class names must be a list of",
     ),
     "labels": (
         lambda f: cifar(f, data_batch_1=pickle.dumps(PIXELS | {b"labels": nested(1)}, 2)),
@@ -264,11 +264,11 @@ CASES: dict[str, tuple[Maker, str]] = {
         lambda f: zipped(f, images=npy("|u1", (2**20, 2**12, 2**8, 3)), labels=TWO),
         "images claims 3298534883328 bytes",
     ),
-    "npz directory": (lambda f: claimed(f, 2**20), "takes over a third of the memory"),
+    "npz directory": (lambda f: claimed(f, 2**20), "over a third of the memory"),
     "npz not there": (lambda f: claimed(f, 2**7), r"not a readable \.npz"),
     "npz long header": (long_header, "header of an array has 4294967295 characters"),
-    "npz labels": (huge_labels, "4611686018427387905 classes; 1048576 in one row are the most"),
-    "shard 8 EiB": (lambda f: shard(f, "train.tar", header("a.jpg", EIB8) + bytes(1024)), "torn"),
+    "npz labels": (huge_labels, "4611686018427387905 classes.*1048576"),
+    "shard 8 EiB": (lambda f: shard(f, "train.tar", header("a.jpg", EIB8) + bytes(1024)), "truncated"),
     "shard common": (common_headers, "more than 1000 values for all members"),
     "tfrecord 2**63": (
         lambda f: shard(f, "train.tfrecord", claiming_record(2**63)),

@@ -119,7 +119,7 @@ class TestQuarantine:
         (line,) = lines(caplog, "continues without it")
         assert line.startswith(f"{images.files[victim]}: {loader.images.bad[victim]}; ")
         if damage == "another size":
-            assert "another size than when the run began" in line
+            assert "the file has changed" in line
         if damage != "gone":  # what is whole is found good by another run, of whatever size it is
             again = scan_configured(config.data, open_split(config.data.data, "train"))
             assert list(again.bad) == ([] if damage == "another size" else [victim])
@@ -173,7 +173,7 @@ class TestQuarantine:
         os.truncate(cut, int(images.spans.offset[34]) + 10)
         found = [*loader, *loader]
         assert sorted(loader.images.bad) == lost
-        assert "the shard ends before it" in loader.images.bad[34]
+        assert "the shard ends before" in loader.images.bad[34]
         seen = [batch.indices.tolist() for batch in found]
         whole, known = (
             [[int(i) for i in key.indices] for key in fastaug.build_loader(config, some).batches()]
@@ -253,7 +253,7 @@ class TestPatience:
         assert scanned(config).bad == {}
         if config.data.workers != 2:  # there it is the workers who sleep
             assert slept == [0.1, 0.3]
-        (line,) = lines(caplog, "it is tried again for 4.4 s")
+        (line,) = lines(caplog, "retrying for 4.4 s")
         assert line.startswith(f"{victim}: ")
         assert lines(caplog, "can be read again") == [f"{victim}: can be read again"]
 
@@ -340,7 +340,7 @@ class TestWorkers:
             pass
         assert_same(found + list(batches), whole)
         (line,) = lines(caplog, "a worker process of the loader has died")
-        assert "starts again with the same batch" in line
+        assert "the same batch" in line
 
     def test_twice_at_one_batch_is_the_end(
         self, make: Tiny, monkeypatch: pytest.MonkeyPatch, caplog: Said
@@ -425,7 +425,7 @@ class TestDali:
         failures[0] = times
         assert_same(list(fastaug.build_loader(config)), whole)
         assert failures == [0]
-        said = "DALI stopped while decoding: out of memory; the loader starts again"
+        said = "DALI stopped while decoding: out of memory"
         assert len(lines(caplog, said)) == times
 
     @pytest.mark.parametrize("damage", ["truncated", "gone", "another size"])

@@ -343,7 +343,7 @@ def test_names_of_files_in_a_shell(tmp_path: Path) -> None:
     assert obeyed(done.stdout + done.stderr) == set()
     assert r"\x1b]0;owned" in done.stdout
     warning, error = done.stderr.splitlines()
-    assert "is scanned" in warning
+    assert "scanned only" in warning
     assert error.startswith("error: ")
     assert "1 of 10 images are bad" in error
     (listed,) = (tmp_path / "cache/manifests").glob("*.txt")

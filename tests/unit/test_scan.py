@@ -224,7 +224,7 @@ class TestSpans:
     def test_a_shard_that_was_cut(self, tmp_path: Path) -> None:
         images = span_set(tmp_path, [encode(RGB, "BMP")] * 4)
         os.truncate(tmp_path / "1.tar", 15_000)
-        assert scan_set(images).manifest.bad == {3: "its shard ends before it does"}
+        assert scan_set(images).manifest.bad == {3: "its shard ends before the image does"}
 
     def test_an_image_in_two_parts(self, tmp_path: Path) -> None:
         joint = b"\x0a\x23\xd7\xce"

@@ -101,7 +101,7 @@ class TestWhatIsBad:
     def test_a_file_too_large_to_be_read(self, tmp_path: Path) -> None:
         images = image_set(tmp_path, [JPEG])
         os.truncate(images.files[0], 5 << 30)  # sparse
-        assert scan_set(images).manifest.bad == {0: "5.0 GiB are too many for an image"}
+        assert scan_set(images).manifest.bad == {0: "5.0 GiB, too large for an image"}
 
     def test_sizes_are_those_of_the_decoded_image(self, tmp_path: Path) -> None:
         turned = Image.Exif()

@@ -18,7 +18,7 @@ DESCRIPTION = "CIFAR's cifar-10-python.tar.gz or cifar-100-python.tar.gz, packed
 _MAX_FILE = 2**28  # bytes; CIFAR-100's train file has 155 MB
 _MAX_ARCHIVE = 2**29  # bytes unpacked; both archives have 186 MB
 _MAX_MEMBERS = 1000
-_MAX_HEADERS = 2**22  # bytes of all headers; tarfile reads as much into memory as one claims
+_MAX_HEADERS = 2**22  # bytes of all headers; tarfile reads what a header claims into memory
 _STEP = 2**20
 _MAX_CLASSES = 1000
 _GZIP = b"\x1f\x8b"
@@ -65,7 +65,7 @@ def open_split(path: Path, split: Split) -> ImageSet:
 
 
 def _find_folder(path: Path) -> tuple[Path, _Layout] | None:
-    """The folder with CIFAR's files, which is the path or in it, and its layout."""
+    """The folder with CIFAR's files (the path or a folder in it), and its layout."""
     for layout in _LAYOUTS:
         for folder in (path / layout.folder, path):
             if (folder / layout.meta_file).is_file():
@@ -79,14 +79,14 @@ def _open_folder(folder: Path, layout: _Layout, split: Split) -> ImageSet:
         if not file.is_file():
             raise DataError(f"{folder}: CIFAR's file {name} is missing")
         if (size := file.stat().st_size) > _MAX_FILE:
-            raise DataError(f"{file}: too large for a file of CIFAR ({size} bytes)")
+            raise DataError(f"{file}: too large for one of CIFAR's files ({size} bytes)")
         return file.read_bytes()
 
     return _assemble(f"{folder} ({split})", layout, split, read)
 
 
 def _open_archive(path: Path, split: Split) -> ImageSet:
-    """Reads the archive in one pass, without unpacking it to disk."""
+    """Read the archive in one pass, without unpacking it to disk."""
     wanted = {
         f"{layout.folder}/{file}"
         for layout in _LAYOUTS
@@ -154,7 +154,7 @@ class _ArchiveStream:
 
     def seek(self, place: int) -> int:
         if place < self._place:
-            raise DataError(f"{self._path}: a member leads back to byte {place}")
+            raise DataError(f"{self._path}: a member points back to byte {place}")
         while self._place < place and self._next(min(place - self._place, _STEP)):
             pass
         return self._place
@@ -200,7 +200,10 @@ def _assemble(name: str, layout: _Layout, split: Split, read: Callable[[str], by
     array, label_array = np.ascontiguousarray(np.concatenate(images)), np.concatenate(labels)
     in_range = (label_array >= 0) & (label_array < len(classes))
     if len(array) != len(label_array) or not in_range.all():
-        raise DataError(f"{name}: {len(array)} images and {len(label_array)} labels do not fit")
+        raise DataError(
+            f"{name}: {len(array)} images need as many labels from 0 to {len(classes) - 1}, "
+            f"got {len(label_array)} labels"
+        )
     return ImageSet(name, classes, label_array, array=array)
 
 
@@ -212,12 +215,12 @@ def _field(name: str, content: Any, key: str) -> Any:
     return values[key]
 
 
-# Only flat lists: nested ones, each ten times the one before, would expand without end.
+# Only flat lists: nested ones, each with ten references to the one before, would grow without end.
 
 
 def _class_names(name: str, values: Any) -> tuple[str, ...]:
     if not isinstance(values, list) or not all(isinstance(v, (str, bytes)) for v in values):
-        raise DataError(f"{name}: the class names must be a list of texts")
+        raise DataError(f"{name}: the class names must be a list of strings")
     if len(values) > _MAX_CLASSES:
         raise DataError(f"{name}: {len(values)} classes; CIFAR has 10 or 100")
     return tuple(map(_text, values))

@@ -22,19 +22,17 @@ def open_split(root: Path, split: Split) -> ImageSet:
     if folder is None:
         wanted = " or ".join(f"{name}/" for name in _SPLITS[split])
         raise DataError(
-            f"{root}: no folder {wanted} in it; class folders or shards (.tar, .tfrecord, .rec) "
-            "go into train/ and into val/ or test/"
+            f"{root}: has no folder {wanted}; put class folders or shards (.tar, .tfrecord, .rec) "
+            "into train/ and into val/ or test/"
         )
     classes = sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
     if not classes:
-        raise DataError(f"{folder}: no class folders in it (one folder for each class of images)")
+        raise DataError(f"{folder}: has no class folders (one folder of images for each class)")
     files, labels = [], []
     for label, name in enumerate(classes):
         found = sorted(f for f in (folder / name).rglob("*") if _is_image(f))
         if not found:
-            raise DataError(
-                f"{folder / name}: no images in it ({', '.join(sorted(IMAGE_SUFFIXES))})"
-            )
+            raise DataError(f"{folder / name}: has no images ({', '.join(sorted(IMAGE_SUFFIXES))})")
         files += found
         labels += [label] * len(found)
     return ImageSet(str(folder), tuple(classes), np.array(labels, np.int64), tuple(files))

@@ -1,7 +1,7 @@
-"""NumPy archives: one .npz with images and labels, and with or without a test set.
+"""NumPy archives: one .npz with images and labels, with or without a test set.
 
 np.load trusts an array's header (terabytes), the length of that header (4 GiB) and the zip, and
-raises MemoryError or takes all memory. Here every claimed size is checked before it is allocated.
+raises MemoryError or uses all memory. Here every claimed size is checked before allocation.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NAMES = {
     ),
 }
 _TEST_SHARE = 0.1
-"""Share of each class that is held out as the test set of an .npz without one."""
+"""Share of each class that becomes the test set of an .npz without one."""
 _MAX_CLASSES = 2**20  # a label of 2**62 would need as many class names
 _MAX_HEADER = 10_000  # characters, as numpy allows
 _STEP = 2**20
@@ -54,7 +54,9 @@ def open_split(path: Path, split: Split) -> ImageSet:
     if names is not None:
         count = names.size
     if count > _MAX_CLASSES or (names is not None and names.ndim != 1):
-        raise DataError(f"{path}: {count} classes; {_MAX_CLASSES} in one row are the most")
+        raise DataError(
+            f"{path}: {count} classes; classes must be one row of at most {_MAX_CLASSES}"
+        )
     classes = tuple(map(str, range(count) if names is None else names))
     images = _check_images(path, images)
     labels = _check_labels(path, labels, len(images))
@@ -102,8 +104,8 @@ def _array_names(path: Path, archive: _Archive, split: Split) -> tuple[str, str,
         return _array_names(path, archive, "train")
     takes = ", ".join("/".join(pair) for pairs in _NAMES.values() for pair in pairs)
     raise DataError(
-        f"{path}: no arrays of images and labels; it has {few(archive.names)} and "
-        f"needs one of {takes}"
+        f"{path}: found no arrays of images and labels, only {few(archive.names) or 'nothing'}; "
+        f"name them {takes}"
     )
 
 
@@ -116,7 +118,7 @@ class _Archive:
         entries = archive.infolist()
         self._entries = {entry.filename.removesuffix(".npy"): entry for entry in entries}
         if len(self._entries) < len(entries):
-            raise self._error("two arrays have one name")
+            raise self._error("two arrays have the same name")
 
     def __contains__(self, name: str) -> bool:
         return name in self._entries
@@ -128,19 +130,19 @@ class _Archive:
     def read(self, name: str) -> np.ndarray:
         entry = self._entries[name]
         if entry.compress_type not in _COMPRESSIONS:
-            raise self._error(f"{name} is packed in a way that numpy does not use")
+            raise self._error(f"{name} is compressed in a way that numpy does not use")
         with self._zip.open(entry) as file:
             shape, by_columns, dtype = _read_header(file)
             if dtype.hasobject:
-                raise self._error(f"{name} holds Python objects, which only a pickle could give")
+                raise self._error(f"{name} holds Python objects, which only a pickle can contain")
             size = math.prod(shape) * dtype.itemsize
             if size != entry.file_size - file.tell():
-                raise self._error(f"{name} claims {size} bytes, and the zip has another number")
+                raise self._error(f"{name} claims {size} bytes, but the zip has another number")
             # Gray images get three channels.
             self._bytes_left -= size * (3 if len(shape) == 3 or shape[3:] == (1,) else 1)
             if self._bytes_left < 0:
                 raise self._error(
-                    f"with {name} of {size} bytes it takes over a third of the memory"
+                    f"with the {size} bytes of {name} it needs over a third of the memory"
                 )
             return _read_array(file, shape, by_columns, dtype)
 
@@ -149,7 +151,7 @@ class _Archive:
 
 
 def _read_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
-    """Shape, whether the order is by columns, and dtype. numpy parses it as a Python literal."""
+    """Shape, whether it is in column order, and dtype. numpy parses it as a Python literal."""
     start = file.read(8)
     version = np.lib.format.read_magic(io.BytesIO(start))
     form = "<H" if version == (1, 0) else "<I"
@@ -166,15 +168,15 @@ def _read_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
 def _read_array(
     file: IO[bytes], shape: tuple[int, ...], by_columns: bool, dtype: np.dtype
 ) -> np.ndarray:
-    """Filled as bytes arrive, so that no page is touched for bytes that a zip only claims."""
+    """Filled as bytes arrive, so that no memory is touched for bytes that a zip only claims."""
     array = np.empty(math.prod(shape), dtype)
     content, position = memoryview(array.view(np.uint8).data) if array.size else memoryview(b""), 0
     while position < len(content):
         part = file.read(min(_STEP, len(content) - position))
         if not part:
-            raise EOFError("it ends within an array")
+            raise EOFError("the file ends within an array")
         content[position : position + len(part)] = part
         position += len(part)
     if file.read(1):  # the read at the end also makes the zip compare its checksum
-        raise ValueError("more than an array")
+        raise ValueError("data after the end of an array")
     return array.reshape(shape, order="F" if by_columns else "C")

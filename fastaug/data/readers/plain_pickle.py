@@ -1,4 +1,4 @@
-"""A reader for pickles of plain values and uint8 arrays that never calls what they name.
+"""A reader for pickles of plain values and uint8 arrays that never calls the names in them.
 
 An unpickler with a list of allowed classes is not enough: numpy's dtype accepts any state, and a
 forged one turns bytes into pointers. Here numpy's names only label the data that follows.
@@ -15,7 +15,7 @@ import numpy as np
 from fastaug.errors import DataError, parser_errors
 
 _MAX_OPS = 2**21
-"""CIFAR-100's train file has about 300,000; a hostile file can make a hundred bytes of each."""
+"""CIFAR-100's train file has about 300,000. A hostile file can allocate 100 bytes with each."""
 
 
 class _Name(NamedTuple):
@@ -64,7 +64,7 @@ def read_plain_pickle(content: bytes) -> Any:
 
     Raises DataError for anything else and for damaged pickles.
     """
-    with parser_errors("torn or damaged"):
+    with parser_errors("truncated or damaged"):
         return _run(content)
 
 
@@ -115,14 +115,14 @@ def _build(name: str, arg: Any, stack: list[Any]) -> None:
         if name == "DICT":
             stack.append({})
         for key, value in zip(items[::2], items[1::2], strict=True):
-            # Hashing nested tuples, each twice the one before, would never end.
+            # Hashing nested tuples, each with two references to the one before, would never end.
             _expect(key, (str, bytes))
             _expect(stack[-1], dict)[key] = value
     elif name in ("GLOBAL", "STACK_GLOBAL"):
         parts = [stack.pop(-2), stack.pop()] if name == "STACK_GLOBAL" else [arg]
         text = " ".join(_expect(part, str) for part in parts)
         if text not in _ALLOWED:
-            raise DataError(f"it asks for {text.replace(' ', '.')[:80]}, which CIFAR does not need")
+            raise DataError(f"it names {text.replace(' ', '.')[:80]}, which CIFAR does not use")
         stack.append(_Name(text))
     elif name == "REDUCE":
         args = _expect(stack.pop(), tuple)
@@ -131,7 +131,7 @@ def _build(name: str, arg: Any, stack: list[Any]) -> None:
         state = _expect(stack.pop(), tuple)
         _expect(stack[-1], _Call).state[:] = state
     else:
-        raise DataError(f"an instruction that CIFAR does not need ({name})")
+        raise DataError(f"an instruction that CIFAR does not use ({name})")
 
 
 def _to_mark(stack: list[Any]) -> list[Any]:
@@ -143,7 +143,7 @@ def _to_mark(stack: list[Any]) -> list[Any]:
 
 def _expect(value: Any, kind: Any) -> Any:
     if not isinstance(value, kind):
-        raise DataError(f"a {type(value).__name__} where it cannot be")
+        raise DataError(f"a {type(value).__name__} in the wrong place")
     return value
 
 
@@ -151,13 +151,13 @@ def _call(name: str, args: tuple) -> Any:
     if name == _ENCODE:  # how protocol 2 of Python 3 stores bytes
         text, encoding = args
         if encoding != "latin1":
-            raise DataError(f"it asks for the encoding {str(encoding)[:20]!r}")
+            raise DataError(f"it names the encoding {str(encoding)[:20]!r}")
         return _expect(text, str).encode("latin-1")
     return _Call(name, args, [])
 
 
 def _finished(value: Any) -> Any:
-    """The value, or the dict of values, with calls of numpy replaced by their arrays."""
+    """The value, or the dict of values, with calls to numpy replaced by their arrays."""
     if isinstance(value, dict):
         return {key: _array(v) if isinstance(v, _Call) else v for key, v in value.items()}
     return _array(value) if isinstance(value, _Call) else value
@@ -166,10 +166,10 @@ def _finished(value: Any) -> Any:
 def _array(call: _Call) -> np.ndarray:
     """The uint8 array that numpy would build from this state."""
     if call.name not in _RECONSTRUCT or len(call.state) != 5:
-        raise DataError("an array that is not stored as numpy does")
+        raise DataError("an array that is not stored in numpy's way")
     _, shape, dtype, by_columns, content = call.state
     if _expect(dtype, _Call).name != _DTYPE or dtype.args[:1] not in (("u1",), (b"u1",)):
-        raise DataError("an array of another type than uint8")
+        raise DataError("an array that is not uint8")
     sizes = [_expect(size, int) for size in _expect(shape, tuple)]
     flat = np.frombuffer(_expect(content, bytes), np.uint8)
     if any(size < 0 for size in sizes):

@@ -49,8 +49,8 @@ def _image(shard: Shard, record: int, parts: list[tuple[int, int]]) -> Record:
         (label,) = struct.unpack_from(
             "<f", _head(shard, record, parts, _HEADER.size + 4), _HEADER.size
         )
-    if not label.is_integer():  # false for nan and inf, too
-        raise shard.invalid(record, f"the label is {label}; whole numbers are allowed")
+    if not label.is_integer():  # also false for nan and inf
+        raise shard.invalid(record, f"the label must be a whole number, got {label}")
     left = _HEADER.size + 4 * extra
     for number, (offset, size) in enumerate(parts):
         if left <= size:
@@ -62,7 +62,7 @@ def _image(shard: Shard, record: int, parts: list[tuple[int, int]]) -> Record:
 
 
 def _head(shard: Shard, record: int, parts: list[tuple[int, int]], size: int) -> bytes:
-    """The first bytes of the joined parts: even the header may be split, if an id has the magic."""
+    """The first bytes of the joined parts. Even the header is split if an id contains MAGIC."""
     head = b""
     for offset, length in parts:
         head += shard.read(offset, min(length, size - len(head)))

@@ -15,7 +15,7 @@ _WINDOW = 4096  # bytes read at once: a header, its labels and, in a tar, the ne
 
 
 class Shard:
-    """An open shard. Reads are small and inside the file, whatever its headers claim."""
+    """An open shard. Reads are small and inside the file, regardless of what its headers claim."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -61,6 +61,6 @@ class Shard:
     def truncated(self, offset: int, size: int) -> DataError:
         """An error about bytes that should follow an offset."""
         return DataError(
-            f"{self.path}, byte {offset}: {size} bytes should follow, but the file has "
-            f"{self.size} in all; it is torn or damaged, fetch it again"
+            f"{self.path}, byte {offset}: {size} bytes should follow, but the file has only "
+            f"{self.size} in total; it is truncated or damaged, download it again"
         )

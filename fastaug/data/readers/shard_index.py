@@ -1,4 +1,4 @@
-"""Index of a shard: label and place of each image, found once and cached for later runs."""
+"""Index of a shard: label and position of each image, found once and cached for later runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAX_IMAGE = 2**30  # bytes; 180 megapixels of 16-bit color, stored raw, are 1.08
 
 @dataclass(frozen=True)
 class ShardIndex:
-    """Labels and places of the N images of a shard."""
+    """Labels and positions of the N images of a shard."""
 
     label: np.ndarray
     """[N] int64, as stored in the shard."""
@@ -84,7 +84,7 @@ def _find(shard: Shard, read: Callable[[Shard], Iterator[Record]]) -> ShardIndex
         images.append((label, *parts[0]))
         rest += [(number, *part) for part in parts[1:]]
     if not images:
-        raise DataError(f"{shard.path}: no images in it; remove the shard or fetch it again")
+        raise DataError(f"{shard.path}: contains no images; remove it or download it again")
     label, offset, size = np.array(images, np.int64).T.copy()
     return ShardIndex(label, offset, size, np.array(rest, np.int64).reshape(-1, 3))
 
@@ -98,4 +98,4 @@ def _check(shard: Shard, label: int, parts: tuple[tuple[int, int], ...]) -> None
     if total > MAX_IMAGE or (total == 0 and len(parts) == 1):
         raise shard.invalid(start, f"an image of {total} bytes (1 to {MAX_IMAGE} are allowed)")
     if not -(2**63) <= label < 2**63:
-        raise shard.invalid(start, "a label that is no 64-bit number")
+        raise shard.invalid(start, "a label that is not a 64-bit integer")

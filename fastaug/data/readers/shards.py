@@ -1,7 +1,7 @@
 """Sharded sets: a folder of WebDataset, TFRecord or RecordIO files, each with many images.
 
-The shards of a split are in DIR/SPLIT/, or in DIR with the split's name in theirs. To add a shard
-format, write a function like `webdataset.read_samples` and list it in FORMATS.
+The shards of a split are in DIR/SPLIT/, or in DIR with the name of the split in their names. To add
+a shard format, write a function like `webdataset.read_samples` and list it in FORMATS.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ class Format:
     pattern: str
     """Regular expression for its file names, in lower case."""
     read: Callable[[Shard], Iterator[Record]]
-    """Finds the label and the place of each image in a shard."""
+    """Finds the label and the position of each image in a shard."""
     separator: bytes = b""
     """Bytes to insert between the parts of an image that is stored in several."""
 
 
 FORMATS = (
-    # Compressed tars match, so that they can be refused with a message.
+    # Compressed tars match too, so that they get their own error message.
     Format("WebDataset (.tar)", r"\.(tar|tar\.\w+|tgz|tbz2?|txz)$", read_samples),
     Format("TFRecord", r"\.(tfrecords?|tfrec)(\.gz)?$|-\d+-of-\d+$", read_examples),
     Format("RecordIO (.rec)", r"\.rec$", read_records, MAGIC),
@@ -70,9 +70,9 @@ def open_split(root: Path, split: Split) -> ImageSet:
     unknown = np.unique(labels[known[places] != labels])
     if len(unknown):
         raise DataError(
-            f"{name}: label {unknown[0]} is not one of the {len(known)} labels of training "
-            f"({known[0]} to {known[-1]}), nor are {len(unknown) - 1} others; give both "
-            "splits of one set"
+            f"{name}: label {unknown[0]} and {len(unknown) - 1} others are not among the "
+            f"{len(known)} training labels ({known[0]} to {known[-1]}); both splits must be of the "
+            "same data set"
         )
     classes = _class_names(root, known)
     return ImageSet(name, classes, places, spans=_spans(shards, indexes, format.separator))
@@ -118,20 +118,20 @@ def _shards(root: Path, split: Split) -> tuple[tuple[Path, ...], Format]:
     if not shards:
         words = " or ".join(_NAMES[split])
         raise DataError(
-            f"{root}: no shards of the {split} split; put them into a folder {words}, or that "
-            f"word into their names ({', '.join(f.name for f in FORMATS)})"
+            f"{root}: found no shards of the {split} split ({', '.join(f.name for f in FORMATS)}); "
+            f"put them into a folder {words}, or put that word into their names"
         )
     formats = {format.name: (format, shard) for shard in shards if (format := _format_of(shard))}
     if len(formats) > 1:
         mixed = " and ".join(f"{shard.name} ({name})" for name, (_, shard) in formats.items())
         raise DataError(
-            f"{shards[0].parent}: shards of one split must have one format, got {mixed}"
+            f"{shards[0].parent}: all shards of a split must have the same format, got {mixed}"
         )
     return shards, next(format for format, _ in formats.values())
 
 
 def _indexes(root: Path, shards: tuple[Path, ...], format: Format) -> list[ShardIndex]:
-    """The index of each shard, from the cache or made now."""
+    """The index of each shard, from the cache or newly made."""
     with ThreadPoolExecutor(_THREADS) as pool:
         try:
             indexes = list(pool.map(load_index, shards))
@@ -151,13 +151,13 @@ def _class_names(root: Path, labels: np.ndarray) -> tuple[str, ...]:
         return tuple(map(str, labels))
     try:
         if (size := file.stat().st_size) > _MAX_NAMES:
-            raise DataError(f"{file}: {size} bytes are too many for names of classes")
+            raise DataError(f"{file}: {size} bytes are too many for class names")
         names = tuple(line.strip() for line in file.read_text("utf-8").rstrip().split("\n"))
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{file}: cannot be read as UTF-8 text ({error})") from error
     if len(names) != len(labels) or not all(names):
         raise DataError(
-            f"{file}: one name a line for each of the {len(labels)} classes of training, got "
+            f"{file}: must have one line for each of the {len(labels)} training classes, got "
             f"{len(names)} lines, {names.count('')} of them empty; fix or remove it"
         )
     return names

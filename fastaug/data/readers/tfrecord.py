@@ -1,7 +1,7 @@
 """TFRecord (TensorFlow): images and labels of the tf.train.Examples in a file.
 
 An Example is a protobuf message with a map from names to Features, each a list of values. Fields
-are skipped by their lengths, so that no image is read.
+are skipped by their lengths, so no image is read.
 """
 
 from __future__ import annotations
@@ -25,15 +25,17 @@ _LONGEST_NAME = max(map(len, IMAGE_NAMES + LABEL_NAMES))
 
 
 def read_examples(shard: Shard) -> Iterator[Record]:
-    """Label and place of the image in each Example."""
+    """Label and position of the image in each Example."""
     place = 0
     while place < shard.size:
         if shard.read(place, min(2, shard.size - place)) == b"\x1f\x8b":
-            raise shard.invalid(place, "compressed records cannot be read at random (unpack it)")
+            raise shard.invalid(
+                place, "compressed records do not allow random access (decompress the file)"
+            )
         header = shard.read(place, 12)
         length, check = struct.unpack("<QI", header)
         if check != _masked_crc(header[:8]):
-            raise shard.invalid(place, "not a TFRecord (the check sum of the length is wrong)")
+            raise shard.invalid(place, "not a TFRecord (the checksum of the length is wrong)")
         start, end = place + 12, place + 12 + length
         if end + 4 > shard.size:  # 4: the checksum of the content, which is not read
             raise shard.truncated(start, length + 4)
@@ -60,7 +62,7 @@ def _keep(shard: Shard, features: dict[str, Extent], name: Extent, feature: Exte
         return
     text = shard.read(start, end - start).decode("latin-1")
     if text in features:
-        raise shard.invalid(start, f"two features {text!r} in an Example, one is allowed")
+        raise shard.invalid(start, f"an Example has two features {text!r}, only one is allowed")
     if text in IMAGE_NAMES + LABEL_NAMES:
         features[text] = feature
 
@@ -116,7 +118,7 @@ def _fields(shard: Shard, message: Extent) -> Iterator[tuple[int, int, int, int]
         elif wire in (_FIXED64, _FIXED32):
             after = start + (8 if wire == _FIXED64 else 4)
         else:
-            raise shard.invalid(place, "not a tf.train.Example (no such wire type)")
+            raise shard.invalid(place, "not a tf.train.Example (unknown wire type)")
         if after > end:
             raise shard.invalid(
                 place, "not a tf.train.Example (a field is longer than its message)"

@@ -1,4 +1,4 @@
-"""WebDataset: images and labels in a tar. Headers and labels are read, images are skipped."""
+"""WebDataset: images and labels in a tar. Only headers and labels are read."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class _Member(NamedTuple):
 
 
 def read_samples(shard: Shard) -> Iterator[Record]:
-    """Label and place of the image in each sample."""
+    """Label and position of the image in each sample."""
     if shard.read(0, min(8, shard.size)).startswith(_COMPRESSED):
         raise DataError(
-            f"{shard.path}: a compressed tar cannot be read at random; unpack it to a plain .tar"
+            f"{shard.path}: a compressed tar does not allow random access; decompress it to .tar"
         )
     for _, sample in groupby(_members(shard), key=lambda member: member.key):
         members = list(sample)
@@ -55,7 +55,7 @@ def read_samples(shard: Shard) -> Iterator[Record]:
         elif numbers:
             kinds = ", ".join(sorted(IMAGE_SUFFIXES))
             raise shard.invalid(
-                numbers[0].offset, f"{numbers[0].name!r} has no image beside it ({kinds})"
+                numbers[0].offset, f"{numbers[0].name!r} has no image next to it ({kinds})"
             )
 
 
@@ -65,7 +65,7 @@ def _label(shard: Shard, members: list[_Member], image: _Member) -> int:
             text = shard.read(member.offset, min(member.size, _MAX_CLS)).strip()
             if member.size > _MAX_CLS or not re.fullmatch(rb"-?[0-9]+", text):
                 raise shard.invalid(
-                    member.offset, f"{member.name!r} is no whole number: {text[:20]!r}"
+                    member.offset, f"{member.name!r} must be a whole number, got {text[:20]!r}"
                 )
             return int(text)
     for member in members:
@@ -75,8 +75,8 @@ def _label(shard: Shard, members: list[_Member], image: _Member) -> int:
                 return label
     raise shard.invalid(
         image.offset,
-        f"{image.name!r} has no label right beside it (a .cls with a whole number, "
-        'or a .json with a whole "label")',
+        f"{image.name!r} has no label next to it (a .cls with a whole number, or a .json with a "
+        'whole number as "label")',
     )
 
 
@@ -92,13 +92,13 @@ def _json_label(content: bytes) -> int | None:
 def _members(shard: Shard) -> Iterator[_Member]:
     """The files in the tar, in order, except hidden ones."""
     damaged = parser_errors(
-        f"{shard.path}: not a readable tar", "; it is torn or damaged, fetch it again"
+        f"{shard.path}: not a readable tar", "; it is truncated or damaged, download it again"
     )
     with damaged, tarfile.TarFile(fileobj=_Headers(shard)) as archive:  # type: ignore[arg-type]
         before = 0
         while (info := archive.next()) is not None:
             archive.members.clear()  # type: ignore[attr-defined]  # it would keep them all
-            # A negative size would lead back, into an endless loop.
+            # A negative size would point back: an endless loop.
             if info.size < 0 or archive.offset <= before:
                 raise shard.invalid(info.offset, f"a member of {info.size} bytes")
             if len(archive.pax_headers) > _MAX_COMMON:
@@ -107,7 +107,9 @@ def _members(shard: Shard) -> Iterator[_Member]:
             if not info.isreg():
                 continue
             if info.issparse():
-                raise shard.invalid(info.offset, f"{info.name!r} is sparse: its bytes are apart")
+                raise shard.invalid(
+                    info.offset, f"{info.name!r} is sparse: its bytes are not contiguous"
+                )
             member = _Member(info.name, info.offset_data, info.size)
             if not member.name.rpartition("/")[2].startswith("."):
                 yield member
@@ -119,11 +121,11 @@ def _check_end(shard: Shard, place: int) -> None:
     if shard.read(place, min(512, shard.size - place)) != bytes(512):
         raise DataError(
             f"{shard.path}, byte {place}: neither a member nor the end mark of a tar; "
-            "it is torn or damaged, fetch it again"
+            "it is truncated or damaged, download it again"
         )
     padding = min(shard.size - place, _PADDING)
     if shard.read(place, padding) != bytes(padding):
-        raise shard.invalid(place, "more follows after the end mark (tars that were joined?)")
+        raise shard.invalid(place, "data after the end mark (concatenated tars?)")
 
 
 class _Headers:
