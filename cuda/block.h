@@ -1,17 +1,17 @@
 // The threads of a block, as a block program sees them.
 //
 // A program is a template over its Block. CUDA runs it with Cuda blocks; the CPU kernel is the same
-// program with one thread a block, whose values are vectors; a test runs it with several real
-// threads under ThreadSanitizer, so that a missing sync() shows. A Block has
+// program with one thread per block, whose values are vectors; a test runs it with several real
+// threads under ThreadSanitizer, which detects a missing sync(). A Block has
 //   Value, LANES       what a thread works on at a time, and how many columns that is
 //   UNROLL             how many of them it loads ahead
 //   row_stride(width)  floats from one row of a tile to the next
 //   thread, threads    this thread in its block
-//   team, teams        its team (a warp), and how many there are: a team shares a row
+//   team, teams        its team (a warp), and the number of teams: a team shares a row
 //   lane, lanes        this thread in its team
 //   sync()             wait for all threads of the block
 //   will_read(address), will_write(address)    prefetch hints
-//   team_sum(x), team_max(x)    over the threads of a team; all of them get the result
+//   team_sum(x), team_max(x)    over the threads of a team; every thread gets the result
 //   add(counter, n)    atomic, to a counter that threads share
 #pragma once
 
@@ -19,8 +19,8 @@
 
 namespace fastaug {
 
-// Over the threads of the block; all of them get the result. scratch: one float a team, free to use
-// once all threads have returned from the sync() before, and again after the next one.
+// Sum over the threads of the block; every thread gets the result. scratch: one float per team,
+// unused since the last sync(), and usable again after the next one.
 template <class Block>
 FASTAUG_FUNCTION float block_sum(Block& block, float x, float* scratch) {
   x = block.team_sum(x);

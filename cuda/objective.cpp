@@ -1,4 +1,4 @@
-// The objective on a CPU: the block program with one thread a block, images shared out to threads.
+// The objective on a CPU: the block program with one thread per block, images divided among threads.
 // A plain C interface, so that it compiles in seconds and knows nothing of torch.
 #include <atomic>
 #include <memory>
@@ -11,7 +11,7 @@
 namespace fastaug {
 namespace {
 
-// Both tiles of an image: what a core has of the third-level cache. Chunks for the second-level one
+// Size of both tiles of an image: a core's share of the L3 cache. Chunks that fit into the L2 cache
 // would be loaded and computed three times, which takes 1.4 to 1.8 times as long.
 #ifndef FASTAUG_TILE_BYTES
 #define FASTAUG_TILE_BYTES (3072 * 1024)
@@ -54,8 +54,8 @@ void images_of_a_thread(void* data) {
   const long long tile = (long long)call.shape.views * call.shape.classes;
   OneThread block;
   const T* const logits = static_cast<const T*>(call.logits);
-  // Every `threads`-th image is a share: a thread knows its next image, which can be on its way. If
-  // fewer threads come than were asked for, some do several shares.
+  // A share is every `threads`-th image, so that a thread knows its next image and can prefetch it.
+  // If fewer threads start than requested, some process several shares.
   for (int share; (share = call.next_share.fetch_add(1, std::memory_order_relaxed)) < call.threads;)
     for (long long b = share; b < call.images; b += call.threads) {
       const long long next = b + call.threads;
@@ -90,7 +90,7 @@ int chunk_width(int views, int classes) {
 }  // namespace
 }  // namespace fastaug
 
-// OpenMP's entry, as compilers call it: threads that torch has already started.
+// OpenMP's entry point, as compilers call it: uses the threads that torch has already started.
 typedef void (*Parallel)(void (*)(void*), void*, unsigned threads, unsigned flags);
 
 // One struct, because a call from Python takes longer for each argument. native.py packs it.
@@ -104,13 +104,13 @@ struct Arguments {
   int views, classes;
   float kl_weight, smoothing;
   float *nll, *kl;
-  float* mean;     // of nll + kl_weight * kl over images, for its gradient; null: of each image
-  void* gradient;  // null: the values alone
+  float* mean;     // of nll + kl_weight * kl, then gradient is that of the mean; null: of each image
+  void* gradient;  // null: only the values
   int threads;
-  Parallel parallel;  // null: threads are started
+  Parallel parallel;  // null: start threads
 };
 
-// Returns -1, or the first image whose target is no class: then nothing is computed.
+// Returns -1, or the first image whose target is not a class; then nothing is computed.
 extern "C" long long fastaug_objective(const Arguments* a) {
   using namespace fastaug;
   if (a->average != NONE)
@@ -135,7 +135,7 @@ extern "C" long long fastaug_objective(const Arguments* a) {
   }
   if (a->mean) {
     double sum = 0;
-    // Without weight an infinite kl must not count: 0 times infinity is no number.
+    // With weight 0, an infinite kl must not count: 0 times infinity is NaN.
     for (long long b = 0; b < a->images; ++b)
       sum += a->nll[b] + (a->kl_weight ? a->kl_weight * a->kl[b] : 0);
     *a->mean = (float)(sum / a->images);

@@ -1,5 +1,5 @@
-// The objective on a GPU: the block program with one block an image. NVRTC compiles it without any
-// header of CUDA. fastaug/kernels/cuda.py chooses threads, width and shared memory, and launches it.
+// The objective on a GPU: the block program with one block per image. NVRTC compiles it without CUDA
+// headers. fastaug/kernels/cuda.py chooses threads, width and shared memory, and launches it.
 #include "objective.h"
 
 namespace fastaug {
@@ -18,7 +18,7 @@ FASTAUG_FUNCTION void image_of_a_block(const T* logits, long long image_stride,
       .run(nll + b, kl + b);
 }
 
-// Strides are in elements; targets are null for `none`; gradient is null for the values alone.
+// Strides are in elements; targets are null for `none`; gradient is null for only the values.
 // At most 16 warps, and registers for two blocks of them on an SM: one loads, the other computes.
 #define KERNEL(average, AVERAGE, dtype, T)                                                         \
   extern "C" __global__ void __launch_bounds__(512, 2) objective_##average##_##dtype(              \
@@ -30,7 +30,7 @@ FASTAUG_FUNCTION void image_of_a_block(const T* logits, long long image_stride,
   }
 #define KERNELS_OF(dtype, T) FASTAUG_AVERAGES(KERNEL, dtype, T)
 
-// A training run needs one of them: --define-macro=KERNELS='KERNEL(...)' compiles in a tenth of the time.
+// A training run needs only one: --define-macro=KERNELS='KERNEL(...)' compiles in a tenth of the time.
 #ifndef KERNELS
 #define KERNELS KERNELS_OF(f32, float) KERNELS_OF(f16, f16) KERNELS_OF(bf16, bf16)
 #endif

@@ -5,17 +5,17 @@
 //   u_c = mean_k lp_kc     r_c = exp(u_c)     d_kc = lp_kc - u_c     x_kc = p_kc - r_c
 //   kl  = 1/(K-1) sum_kc x_kc d_kc
 // All K^2 pairs are in this sum, which is linear in K, and each of its terms is >= 0. d is made of
-// differences between views, and x of d where that is small: nothing cancels. So fp32 holds the KL to
-// 1e-6 of its value where sum p (z - mean z), the shorter form, has no digit right.
+// differences between views, and x of d where d is small: nothing cancels. So the fp32 KL is accurate
+// to 1e-6 of its value where not one digit of the shorter form, sum p (z - mean z), is right.
 //
 //   nll = -sum_c q_c s_c, q the smoothed target; s_c = u_c where losses are averaged,
 //   log mean_k p_kc for probabilities, u_c - log sum_c exp(u_c) for logits.
 //
 // The gradient goes through v = d(nll + kl_weight kl)/d lp and the Jacobian of log softmax:
 //   grad_kc = v_kc - p_kc sum_c v_kc
-// What all views of a column share in v is kept once, as `common`.
+// The part of v that all views of a column share is stored once, as `common`.
 //
-// A chunk of columns of all views lies in shared memory (on a CPU: in cache). If it holds all C
+// A chunk of columns of all views is in shared memory (on a CPU: in cache). If it holds all C
 // classes, logits are read once and nothing is computed twice; else chunks are loaded three times:
 // for the row sums of exp(z), for kl, nll and the row sums of v, and for the gradient.
 #pragma once
@@ -104,7 +104,7 @@ class Objective {
     if (!gradient) return;
     for (int first = 0; first < C; first += width) {
       if (!whole) {
-        load_chunk(first);  // each thread overwrites only what it has read itself: no sync before
+        load_chunk(first);  // no sync before: each thread overwrites only what it has read itself
         Sums again;
         columns(first, again);
         block.sync();
@@ -114,7 +114,7 @@ class Objective {
   }
 
  private:
-  // What the columns of a thread add up to. top, total: the largest u and the sum of exp(u - top).
+  // Sums over the columns of a thread. top, total: the largest u and the sum of exp(u - top).
   struct Sums {
     Value kl = {}, score = {}, common = {}, top = Value{} + FLOOR, total = {};
   };
@@ -145,7 +145,7 @@ class Objective {
   }
   FASTAUG_METHOD float row(int of, int k) const { return shared[of + k]; }
 
-  // Tiles z and e = exp(z - top), and what center_rows needs. A row is a team's own: no sync.
+  // Tiles z and e = exp(z - top), and the input of center_rows. Each row has one team: no sync.
   FASTAUG_METHOD void load_and_sum_rows() {
     constexpr int UNROLL = Block::UNROLL;
     const int step = block.lanes * LANES;
@@ -171,7 +171,7 @@ class Objective {
     }
   }
 
-  // The same sums in one pass over logits that do not fit.
+  // The same sums in one pass, for logits that do not fit into shared memory.
   FASTAUG_METHOD void sum_rows() {
     constexpr int UNROLL = Block::UNROLL;
     const int step = block.lanes * LANES;
@@ -237,10 +237,10 @@ class Objective {
   }
 
   FASTAUG_METHOD float kl_share() const { return K > 1 ? weights.kl / (K - 1) : 0; }
-  // What tile e is short of v by: a product that is cheaper where the gradient is written.
+  // Factor between tile e and v; the multiplication is cheaper where the gradient is written.
   FASTAUG_METHOD float v_scale() const { return AVERAGE == PROBS ? 1 : kl_share(); }
 
-  // Tile z becomes p, tile e becomes v without its scale and what is common to the views.
+  // Tile z becomes p; tile e becomes v, without its scale and without the common part of the views.
   FASTAUG_METHOD void columns(int first, Sums& sums) {
     const int here = columns_here(first);
     const float mean = mean_offset(), base = row(at.top, 0), share = 1.f / K;
@@ -333,7 +333,7 @@ class Objective {
 
   FASTAUG_METHOD void write_gradient(int first, bool whole, Totals totals) {
     const int here = columns_here(first);
-    if (AVERAGE == LOGITS) {  // (softmax(mean z) - q) / K: of all views alike, and already by z
+    if (AVERAGE == LOGITS) {  // (softmax(mean z) - q) / K: the same for all views, and already d/dz
       for (int c = block.thread * LANES; c < here; c += block.threads * LANES) {
         const Value g = exponential(column(at.u, c) - totals.log_total);
         column(at.common, c) += (g - smoothed_target(first + c)) * (1.f / K);
@@ -342,7 +342,7 @@ class Objective {
     }
     const float scale = v_scale();
     for (int k = block.team; k < K; k += block.teams) {
-      // The sum of a row that is here as a whole is computed on the way, while the row is in cache.
+      // The sum of a row that is completely loaded is computed here, while the row is in cache.
       const float v_sum =
           (whole ? sum_row_of_v(k, C) : row(at.v_sum, k)) * scale + totals.common;
       T* to = gradient + (long long)k * C + first;

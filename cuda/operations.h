@@ -2,7 +2,7 @@
 #pragma once
 
 #include "block.h"
-#include "levels.h"
+#include "pixels.h"
 
 namespace fastaug {
 
@@ -39,7 +39,7 @@ template <class Block>
 class Operations {
  public:
   // here: [size, size, 3], the view; other: the second buffer, if an operation needs it.
-  // counts: 3 x 256 numbers, followed by as many bytes.
+  // counts: 3 x 256 numbers, followed by 3 x 256 bytes.
   FASTAUG_METHOD Operations(Block& block, int size, byte* here, byte* other, int* counts)
       : block(block), size(size), row(3 * size), here(here), other(other), counts(counts),
         table((byte*)(counts + 3 * 256)) {}
@@ -87,7 +87,7 @@ class Operations {
     block.sync();
   }
 
-  // Some pixels at a time, so that a CPU uses vectors.
+  // Several pixels at a time, so that a CPU uses vectors.
   template <class Work>
   FASTAUG_METHOD void each_some(Work work) {
     for (int i = SOME * block.thread; i < size * size; i += SOME * block.threads)
@@ -123,8 +123,8 @@ class Operations {
     look_up();
   }
 
-  // The lowest value of a channel becomes 0, the highest 255. Each thread counts only its own
-  // lowest and highest.
+  // The lowest value of a channel becomes 0, the highest 255. A thread counts only the lowest and
+  // highest of its own pixels.
   FASTAUG_METHOD void stretch() {
     clear_counts();
     byte low[3 * SOME], high[3 * SOME];
@@ -226,7 +226,7 @@ class Operations {
     return edge > 0 ? edge < size ? (int)edge : size : 0;
   }
 
-  // Smoothed with 1 1 1, 1 5 1, 1 1 1, then away from that; outermost pixels stay.
+  // Smooth with 1 1 1, 1 5 1, 1 1 1, then blend away from the result; outermost pixels stay.
   FASTAUG_METHOD void sharpen(float factor) {
     for (int y = block.team; y < size; y += block.teams) {
       const byte* const __restrict from = here + y * row;
@@ -256,7 +256,7 @@ class Operations {
     const double a = matrix[0], b = matrix[1], c = matrix[2];
     const double d = matrix[3], e = matrix[4], f = matrix[5];
     for (int y = block.team; y < size; y += block.teams) {
-      // A row that is copied from one row. Next to an integer shift, rounding would decide.
+      // The row is copied from one row. Not close to an integer shift, where rounding would decide.
       const double shift = b * y + c, whole = floor(shift);
       if (a == 1 && d == 0 && shift - whole > 1e-9 && shift - whole < 1 - 1e-9) {
         move_row(other + y * row, e * y + f, whole);
@@ -276,7 +276,7 @@ class Operations {
     swap_buffers();
   }
 
-  // Copies row v, shifted by so many pixels; both may lie outside.
+  // Copies row v, shifted by a number of pixels; both may be outside the view.
   FASTAUG_METHOD void move_row(byte* __restrict to, double v, double pixels) {
     const bool is_there = v >= 0 && v < size && pixels > -size && pixels < size;
     const int shift = is_there ? 3 * (int)pixels : row;

@@ -1,8 +1,8 @@
-// How a side of a box becomes a side of a view: for each output the source pixels that it is a
-// weighted sum of, for bilinear and bicubic filters, with antialiasing and without.
+// Resampling of one side of a box to one side of a view: the source pixels and weights of each output
+// pixel, for bilinear and bicubic filters, with and without antialiasing.
 #pragma once
 
-#include "levels.h"
+#include "pixels.h"
 
 namespace fastaug {
 

@@ -1,5 +1,5 @@
-// What one thread of a block program works on at a time: a float on a GPU, a vector of floats on a
-// CPU. The same source then compiles for both, and needs no header of CUDA or torch.
+// What a thread of a block program works on at a time: a float on a GPU, a vector of floats on a CPU.
+// So the same source compiles for both, and it needs no CUDA or torch headers.
 #pragma once
 
 #ifdef __CUDACC__
@@ -19,12 +19,12 @@
 #endif
 #define FASTAUG_FUNCTION static FASTAUG_METHOD
 // FASTAUG_ROLLED: before a short loop that runs once. Unrolled for a GPU, such loops were a quarter
-// of all instructions. FASTAUG_BY_THREES: before a loop over taps. Bicubic filters have three more
-// than one; unrolled as the compiler likes, it would spill registers.
+// of all instructions. FASTAUG_BY_THREES: before a loop over taps after the first. Bicubic filters
+// have three more; with the compiler's own unrolling, registers would spill.
 
 namespace fastaug {
 
-// Half-precision numbers are bits here; all arithmetic is in fp32.
+// Half-precision numbers are only stored; all arithmetic is in fp32.
 struct bf16 { unsigned short bits; };
 struct f16 { unsigned short bits; };
 
@@ -98,7 +98,7 @@ FASTAUG_FUNCTION float not_a_number() { return __builtin_nanf(""); }
 FASTAUG_FUNCTION float maximum(float a, float b) { return a > b ? a : b; }  // NaN if b is
 FASTAUG_FUNCTION floats magnitude(floats x) { return (floats)((ints)x & 0x7fffffff); }
 
-// Compilers do not find these instructions by themselves; without them: the same in a few more.
+// Compilers do not find these instructions by themselves; the fallback takes a few more.
 #ifdef __AVX512F__
 FASTAUG_FUNCTION floats maximum(floats a, floats b) { return _mm512_max_ps(a, b); }
 FASTAUG_FUNCTION floats times_power_of_two(floats x, floats n, floats) {
@@ -123,7 +123,7 @@ FASTAUG_FUNCTION float lane_max(floats x) {
 }
 #endif
 
-// For x <= 88. What would be below the normal numbers is the smallest of them, 1.2e-38.
+// For x <= 88. Results below the smallest normal number, 1.2e-38, become that number.
 FASTAUG_FUNCTION floats exponential(floats x) {
   x = maximum(floats{} - 87.3f, x);
   constexpr float SHIFT = 12582912.f;  // adding it rounds to an integer, in the low bits
@@ -187,13 +187,13 @@ FASTAUG_FUNCTION void narrow(floats x, ushorts* to) {  // to nearest, ties to ev
   *to = __builtin_convertvector(kept, ushorts);
 }
 
-template <class T> struct Stored;  // LANES numbers as they lie in memory
+template <class T> struct Stored;  // LANES numbers as stored in memory
 template <> struct Stored<float> { typedef floats type; };
 template <> struct Stored<bf16> { typedef ushorts type; };
 template <> struct Stored<f16> { typedef halves type; };
 
-// The first `there` of LANES numbers, the rest of a row. Not by memcpy: for a length that is not
-// known when this is compiled, that is a call, and short rows would spend their time in it.
+// The first `there` of LANES numbers, at the end of a row. Not by one memcpy: with a length that is
+// unknown at compile time, it is a function call, which would dominate short rows.
 template <class T>
 FASTAUG_FUNCTION typename Stored<T>::type load_some(const T* from, int there) {
   typename Stored<T>::type stored = {};
@@ -213,7 +213,7 @@ FASTAUG_FUNCTION void store_some(float* to, int there, floats x) {
 }
 #endif
 
-// `filler` for the numbers that lie beyond the row.
+// Numbers beyond the row are `filler`.
 template <class T>
 FASTAUG_FUNCTION floats load(const T* from, int there, float filler) {
   if (there < LANES) return LANE < there ? widen(load_some(from, there)) : floats{} + filler;

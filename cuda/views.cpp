@@ -1,5 +1,5 @@
-// Views on a CPU: the block program with one thread a block, views shared out to threads that work
-// beside the caller. A plain C interface, without torch.
+// Views on a CPU: the block program with one thread per block, views divided among threads that run
+// concurrently with the caller. A plain C interface, without torch.
 #include <condition_variable>
 #include <deque>
 #include <memory>
@@ -18,7 +18,7 @@ struct Arguments {
   fastaug::Form form;
   int dtype;  // 0 fp32, 1 fp16, 2 bf16
   void* out;  // [count, size, size, 3]
-  int threads;  // that work beside the caller
+  int threads;  // besides the caller's
 };
 
 namespace fastaug {
@@ -52,7 +52,7 @@ template <class T>
 void make_view(const Arguments& a, long long number) {
   thread_local Arena arena;
   const View& view = a.views[number];
-  // Rows of the view at a time, as many as a quarter of the first-level cache holds.
+  // Rows of the view at a time: what fits into a quarter of the L1 cache.
   const int fit = 2048 / (3 * view.box_width + 64), strip = fit < 1 ? 1 : fit < 16 ? fit : 16;
   const Form& form = a.form;
   const Layer* layers = a.layers + number * form.layers;
@@ -76,12 +76,12 @@ struct Job {
   const Arguments arguments;
   const int chunk;  // views that a thread takes at a time, about 50 us of work
   long long next = 0;
-  int helpers = 0;  // threads beside the caller that work on it
+  int helpers = 0;  // threads that work on it, besides the caller's
   bool is_taken() const { return next >= arguments.count; }
 };
 
-// Views of one call after the other, each by as many threads as it asked for. Never destroyed: at
-// the end of the process its threads may still wait.
+// Processes calls in order, each with at most the number of threads that it requested. Never
+// destroyed: at the end of the process, its threads may still be waiting.
 class Workers {
  public:
   static Workers& of_process() {
@@ -103,7 +103,7 @@ class Workers {
     changed.notify_all();
   }
 
-  // The caller has nothing better to do, and takes part.
+  // The caller works on the job too, instead of waiting.
   void finish(Job* job) {
     std::unique_lock<std::mutex> lock(mutex);
     work_on(job, lock);
@@ -140,7 +140,7 @@ class Workers {
     return nullptr;
   }
 
-  // Holds the lock when it begins and when it returns.
+  // Called and returns with the lock held.
   void work_on(Job* job, std::unique_lock<std::mutex>& lock) {
     const Arguments& a = job->arguments;
     while (!job->is_taken()) {
@@ -160,8 +160,8 @@ class Workers {
 }  // namespace
 }  // namespace fastaug
 
-// Begins to make views and returns what fastaug_views_finish takes. What the arguments point to
-// must stay until then; the struct itself need not.
+// Starts making views and returns the handle for fastaug_views_finish. The memory that the arguments
+// point to must stay valid until then; the struct itself need not.
 extern "C" void* fastaug_views_start(const Arguments* arguments) {
   auto* job = new fastaug::Job(*arguments);
   fastaug::Workers::of_process().start(job);

@@ -1,14 +1,14 @@
-// Views on a GPU: the block program, one block a view. NVRTC compiles it without any header of CUDA.
-// fastaug/views/launch.py says where a block's memory lies, fastaug/views/cuda.py launches it.
+// Views on a GPU: the block program, one block per view. NVRTC compiles it without CUDA headers.
+// fastaug/views/launch.py plans the memory of a block, fastaug/views/cuda.py launches the kernel.
 #include "views.h"
 
 namespace fastaug {
 
-// Where the parts of a block's memory lie: at this byte of shared memory, or, if in_shared has not
-// the part's bit, at this byte of the block's own piece of a buffer in global memory.
+// Byte offsets of the parts of a block's memory: in shared memory if the part's bit in in_shared is
+// set, otherwise in the block's own piece of a buffer in global memory.
 struct Places {
   long long tables, first, second, box;
-  long long piece;  // bytes of global memory a block
+  long long piece;  // bytes of global memory per block
   int in_shared;    // bits, in the order above
   int strip_rows;
 };
@@ -35,7 +35,7 @@ FASTAUG_FUNCTION void views_of_a_block(const View* views, const Layer* layers, l
   }
 }
 
-// At most 12 warps, and registers for two blocks of them on an SM: 80 a thread.
+// At most 12 warps, and registers for two such blocks on an SM: 80 per thread.
 #define KERNEL(dtype, T)                                                                        \
   extern "C" __global__ void __launch_bounds__(384, 2)                                          \
       views_##dtype(const View* views, const Layer* layers, long long count, T* out,            \
@@ -43,7 +43,7 @@ FASTAUG_FUNCTION void views_of_a_block(const View* views, const Layer* layers, l
     views_of_a_block<T>(views, layers, count, out, buffer, form, places);                       \
   }
 
-// A training run needs one of them: --define-macro=KERNELS='KERNEL(...)' compiles it alone.
+// A training run needs only one: --define-macro=KERNELS='KERNEL(...)' compiles only that one.
 #ifndef KERNELS
 #define KERNELS KERNEL(f32, float) KERNEL(f16, f16) KERNEL(bf16, bf16)
 #endif

@@ -1,4 +1,4 @@
-// A view, from its plan: sampled from the decoded image, augmented where it lies, normalized and
+// A view from its plan: sampled from the decoded image, augmented in the same memory, normalized and
 // written once. A block program (block.h): one block makes one view.
 #pragma once
 
@@ -8,7 +8,7 @@
 
 namespace fastaug {
 
-// What lies beyond the image, where a box reaches beyond it.
+// Pixels beyond the image, where a box reaches beyond it.
 enum Border { REFLECT, MIRROR, EDGE, CONSTANT };  // mirror: with the edge pixel
 
 struct View {
@@ -19,20 +19,20 @@ struct View {
   int flip, unused;
 };
 
-// What all views of a call have in common.
+// Settings that all views of a call share.
 struct Form {
   int size, layers, border;
   Filter filter;
-  float mean[3], factor[3];  // a level becomes (level - mean) * factor
+  float mean[3], factor[3];  // a pixel value x becomes (x - mean) * factor
 };
 
 FASTAUG_FUNCTION int rounded_up(int n, int unit) { return (n + unit - 1) / unit * unit; }
 
-// Where things are in the scratch memory of a block, in 4-byte numbers. fastaug/views/launch.py
-// computes the same size.
+// Offsets in the scratch memory of a block, in 4-byte numbers. fastaug/views/launch.py computes the
+// same size.
 struct Layout {
   int elements;  // of a row of the view, in whole vectors
-  int row;       // of a row of the box, with room for what Taken reads beyond it
+  int row;       // of a row of the box, with room for reads of Taken beyond it
   int places, bases, across, means, factors, firsts, down, strip, size;
 
   FASTAUG_METHOD Layout(int side, int lanes, const Side& x, const Side& y, int strip_rows) {
@@ -43,7 +43,7 @@ struct Layout {
     means = across + x.taps * elements;
     factors = means + elements;
     strip = factors + elements;
-    // The operations' tables lie where the strip was.
+    // The operations' tables reuse the memory of the strip.
     const int tables = 3 * 256 + 3 * 256 / 4;
     bases = strip + rounded_up(strip_rows * row > tables ? strip_rows * row : tables, lanes);
     firsts = bases + (lanes > 1 ? elements / lanes : 0);
@@ -57,31 +57,31 @@ FASTAUG_FUNCTION bool is_inside(const View& view) {
          view.left + view.box_width <= view.width;
 }
 
-// A box of the view's own size that reaches beyond a small image (CIFAR's crop): then each pixel of
-// the view is one of the image, and the tables say which.
+// A box of the view's size that reaches beyond a small image (CIFAR's crop): each pixel of the view
+// is then a pixel of the image, which the tables give.
 FASTAUG_FUNCTION bool is_folded(const View& view, const Form& form) {
   return !is_inside(view) && view.box_height == form.size && view.box_width == form.size &&
          view.width <= form.size && form.border != CONSTANT;
 }
 
-// What a view needs besides: bytes of room for a view with operations, for another one where one
-// of them cannot be done in place, and for a box that reaches beyond the image.
+// Bytes that a view needs besides the scratch memory: a buffer for operations, a second one if an
+// operation cannot work in place, and a copy of a box that reaches beyond the image.
 struct Room {
   int first, second;
   long long box;
 
   FASTAUG_METHOD Room(const View& view, const Layer* layers, const Form& form) {
-    const int levels = 3 * form.size * form.size + 1;  // move_pixels reads one more
-    first = form.layers ? levels : 0;
+    const int values = 3 * form.size * form.size + 1;  // move_pixels reads one more
+    first = form.layers ? values : 0;
     second = 0;
     for (int i = 0; i < form.layers; ++i)
-      if (needs_second_buffer(layers[i].operation)) second = levels;
+      if (needs_second_buffer(layers[i].operation)) second = values;
     const bool is_copied = !is_inside(view) && !is_folded(view, form);
     box = is_copied ? 3LL * view.box_height * view.box_width : 0;
   }
 };
 
-// The place in 0..n-1 that stands for any place, or -1 for the constant.
+// The position in 0..n-1 that any position i maps to, or -1 for the constant.
 FASTAUG_FUNCTION int place_of(int i, int n, int border) {
   if (i >= 0 && i < n) return i;
   if (border == CONSTANT) return -1;
@@ -92,10 +92,10 @@ FASTAUG_FUNCTION int place_of(int i, int n, int border) {
   return i < n ? i : period - i - (border == MIRROR);
 }
 
-// Which rows and columns a thread works on: a team takes a row, or several teams share one where
-// they are more than the rows.
+// Which rows and columns a thread works on: a team takes a row; if there are more teams than rows,
+// several teams share a row.
 struct Share {
-  int row, rows, column, columns;  // the first one, and from one to the next
+  int row, rows, column, columns;  // the first one, and the step to the next
 
   template <class Block>
   FASTAUG_METHOD Share(const Block& block, int strip_rows) {
@@ -151,7 +151,7 @@ class ViewProgram {
 
   FASTAUG_METHOD void fill_tables() {
     int* const places = integers(at.places);
-    FASTAUG_ROLLED  // and one side after the other: both at once take more registers than there are
+    FASTAUG_ROLLED  // one side after the other: both at once would need too many registers
     for (int i = block.thread; i < form.size; i += block.threads) {
       const int row = y.weigh(i, scratch + at.down + i * y.taps, 1);
       integers(at.firsts)[i] = folded ? place_of(view.top + row, view.height, form.border) : row;
@@ -173,7 +173,7 @@ class ViewProgram {
     if (LANES > 1) set_bases(places);
   }
 
-  // On a CPU places are counted from the lowest of their vector. One thread fills all tables.
+  // On a CPU, places are relative to the lowest of their vector. One thread fills all tables.
   FASTAUG_METHOD void set_bases(int* places) {
     block.sync();
     const int end = 3 * form.size;
@@ -204,17 +204,17 @@ class ViewProgram {
     }
   }
 
-  // A box of the view's own size: written out, or kept for the operations.
+  // For a box of the view's size: writes the view, or stores it for the operations.
   FASTAUG_METHOD void copy_pixels(const byte* pixels, long long row_bytes, T* out) {
     const int width = 3 * form.size, there = 3 * (folded ? view.width : view.box_width);
     for (int i = block.team; i < form.size; i += block.teams) {
       const byte* const from = pixels + integers(at.firsts)[i] * row_bytes;
       for (int j = LANES * block.lane; j < width; j += LANES * block.lanes) {
         const int base = LANES > 1 ? integers(at.bases)[j / LANES] : 0;
-        const V levels = take_levels(from + base, there - base, integers(at.places) + j);
+        const V values = take_pixel_values(from + base, there - base, integers(at.places) + j);
         const long long to = (long long)i * width + j;
-        if (form.layers) store_levels(first + to, width - j, levels);
-        else write(out + to, j, levels);
+        if (form.layers) store_pixel_values(first + to, width - j, values);
+        else write(out + to, j, values);
       }
     }
     block.sync();
@@ -230,7 +230,7 @@ class ViewProgram {
     }
   }
 
-  // Rows of the box to rows of the view, as wide as the box.
+  // Rows of the box to rows of the view, still as wide as the box.
   FASTAUG_METHOD void sum_rows(const byte* pixels, long long row_bytes, int top, int end) {
     const int width = 3 * view.box_width;
     const Share share(block, strip_rows);
@@ -238,17 +238,17 @@ class ViewProgram {
       const byte* const from = pixels + integers(at.firsts)[i] * row_bytes;
       const float* const weights = scratch + at.down + i * y.taps;
       float* const to = scratch + at.strip + (i - top) * at.row;
-      // Caches see what follows in a row, but not what follows a row.
+      // The hardware prefetches within a row, but not the next row.
       const int later = i + 3 < form.size ? i + 3 : form.size - 1;
       const byte* const soon = pixels + (integers(at.firsts)[later] + y.taps - 1) * row_bytes;
       for (int j = 0; j < width; j += 64) block.will_read(soon + j);
       const auto sum_some = [&](int j, int there) {
-        const byte* level = from + j;
-        V sum = load_levels(level, there) * weights[0];
+        const byte* value = from + j;
+        V sum = load_pixel_values(value, there) * weights[0];
         FASTAUG_BY_THREES
         for (int t = 1; t < y.taps; ++t) {
-          level += row_bytes;
-          sum = multiply_add(load_levels(level, there), V{} + weights[t], sum);
+          value += row_bytes;
+          sum = multiply_add(load_pixel_values(value, there), V{} + weights[t], sum);
         }
         store(to + j, LANES, sum);
       };
@@ -258,10 +258,10 @@ class ViewProgram {
     }
   }
 
-  // Columns of the box to columns of the view: written out, or kept for the operations.
+  // Columns of the box to columns of the view: writes the view, or stores it for the operations.
   FASTAUG_METHOD void sum_columns(int top, int end, T* out) {
     if (LANES == 1) return sum_columns<0>(top, end, out);
-    // A vector has numbers of (LANES + 1) / 3 + 1 columns at the most; so far apart are theirs.
+    // A vector covers at most (LANES + 1) / 3 + 1 columns; reach is how far their sources are apart.
     const int reach = 3 * ((int)ceil((LANES + 1) / 3 * x.scale) + 1);
     if (reach + 3 * (x.taps - 1) <= 32) sum_columns<1>(top, end, out);
     else if (reach <= 32) sum_columns<2>(top, end, out);
@@ -286,7 +286,7 @@ class ViewProgram {
           sum = multiply_add(taken.next(), load(weights, LANES, 0), sum);
         }
         const long long to = (long long)i * width + j;
-        if (form.layers) store_levels(first + to, width - j, sum);
+        if (form.layers) store_pixel_values(first + to, width - j, sum);
         else write(out + to, j, sum);
       }
     }
@@ -300,18 +300,18 @@ class ViewProgram {
     block.sync();
   }
 
-  FASTAUG_METHOD void write(T* to, int j, V levels) {
+  FASTAUG_METHOD void write(T* to, int j, V values) {
     const V mean = load(scratch + at.means + j, LANES, 0);
     const V factor = load(scratch + at.factors + j, LANES, 0);
-    write_out(to, 3 * form.size - j, (levels - mean) * factor);
+    write_out(to, 3 * form.size - j, (values - mean) * factor);
   }
 
-  FASTAUG_METHOD void normalize(const byte* levels, T* out) {
+  FASTAUG_METHOD void normalize(const byte* values, T* out) {
     const int width = 3 * form.size;
     for (int i = block.team; i < form.size; i += block.teams)
       for (int j = LANES * block.lane; j < width; j += LANES * block.lanes) {
         const long long to = (long long)i * width + j;
-        write(out + to, j, load_levels(levels + to, width - j));
+        write(out + to, j, load_pixel_values(values + to, width - j));
       }
   }
 };

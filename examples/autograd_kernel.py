@@ -1,4 +1,4 @@
-"""A loss kernel of one's own: the values in plain torch, their gradient by autograd.
+"""A custom loss kernel: values in plain torch, gradient by autograd.
 
 python -m fastaug.train --kernel examples.autograd_kernel:kernel
 """
@@ -13,7 +13,9 @@ class AutogradKernel:
 
     def supports(self, logits):
         return (
-            None if logits.is_floating_point() else f"logits must be floating, got {logits.dtype}"
+            None
+            if logits.is_floating_point()
+            else f"logits must be floating point, got {logits.dtype}"
         )
 
     def value_and_grad(self, logits, targets, *, average, kl_weight, label_smoothing, need_grad):

@@ -2,8 +2,8 @@
 
 python -m fastaug.train --kernel examples.cancelling_kernel:kernel
 
-sum p (z - mean z) / (K - 1) is the pairwise KL on paper. In fp32 its terms cancel: where views
-nearly agree, which is what training aims at, no digit is right.
+sum p (z - mean z) / (K - 1) equals the pairwise KL in exact arithmetic. In fp32 its terms cancel:
+where views nearly agree, which is what training aims at, not one digit is right.
 """
 
 from examples.autograd_kernel import AutogradKernel

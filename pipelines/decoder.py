@@ -26,7 +26,7 @@ REBUILDS = 3
 
 
 class Chunk(NamedTuple):
-    """Batches that one call makes: one, or several small ones of images in memory."""
+    """Batches that one call makes: one batch, or several small ones of images in memory."""
 
     keys: list[BatchKey]
     indices: np.ndarray
@@ -37,7 +37,7 @@ class Chunk(NamedTuple):
 class Decoder:
     """Threads that read, and DALI's decoding pipeline.
 
-    padded_size: side of the images, which get reflected borders for --crop pad by DALI's operators;
+    padded_size: side of the images, which get reflected borders (--crop pad with DALI's operators);
     None: no borders.
     """
 
@@ -101,7 +101,7 @@ class Decoder:
         try:
             self._decoder.feed_input("encoded", contents)
             self._decoder.schedule_run()
-        except RuntimeError as error:  # caused by an earlier batch, where the image is found
+        except RuntimeError as error:  # caused by an earlier batch, which finds the bad image
             raise _retry_error(error) from error
         return chunk
 
@@ -153,7 +153,7 @@ class Decoder:
         changed = (np.array([shape[:2] for shape in shapes]) != expected).any(axis=1)
         if changed.any():
             self._raise_bad_images(indices)
-            raise RetryError("an image was of another size for a moment", max_retries=REBUILDS)
+            raise RetryError("an image temporarily had another size", max_retries=REBUILDS)
 
     def _warm_up(self, depth: int) -> None:
         """The first schedule_run() starts as many runs as the queue is deep, later calls one each.

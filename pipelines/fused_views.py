@@ -20,7 +20,7 @@ class FusedViews:
     """Starts the views of one batch while the trainer works on another."""
 
     padded = False
-    """Whether images need reflected borders; the kernel reflects on its own."""
+    """Whether images need reflected borders; the kernel reflects them itself."""
 
     def __init__(
         self,

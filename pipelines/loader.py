@@ -1,8 +1,8 @@
-"""The DALI loader: batches of the torch loader, decoded by DALI, with views made by an engine.
+"""The DALI loader: the same batches as the torch loader's, decoded by DALI, views by an engine.
 
-All randomness is in the plans, which follow from (seed, epoch, image, view). So neither the DALI
-pipelines nor the engines have state: a loader that starts in the middle of an epoch makes the very
-batches that would have come, and no DALI state is saved.
+All randomness is in the plans, which depend only on (seed, epoch, image, view). So neither the DALI
+pipelines nor the engines have state: a loader that starts in the middle of an epoch makes exactly
+the batches that would have followed, and no DALI state is saved.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fastaug.views.engine import ViewEngine, resolve_engine
 from fastaug.views.plan import draw_plans
 
 VALUES_PER_CHUNK = 2**22
-"""Pixel values of the views in a chunk of small batches, such as CIFAR's of 64 views: for fewer,
+"""Pixel values of the views in a chunk of small batches, such as CIFAR's of 64 views. With fewer,
 planning and calling the kernel takes Python longer than the kernel itself."""
 
 
@@ -71,7 +71,7 @@ class DaliLoader(ViewLoader):
 class Stages:
     """Read, decode, make views: each stage works some chunks ahead of the next one.
 
-    The work is done by threads of the readers, DALI and the engine; this one feeds them and waits.
+    Threads of the readers, DALI and the engine do the work; this thread feeds them and waits.
     engine: makes the views; None: DALI's operators do.
     """
 
@@ -92,7 +92,7 @@ class Stages:
             "device": "gpu" if device.type == "cuda" else "cpu",
             "num_threads": threads,
             "device_id": _gpu_number(device),
-            # One more than is started ahead: starting another one would wait for the oldest.
+            # One more than is prefetched: otherwise, starting another would wait for the oldest.
             "prefetch_queue_depth": data.prefetch + 1,
         }
         self._viewer: FusedViews | OperatorViews

@@ -1,8 +1,9 @@
-"""RandAugment as a DALI graph: each layer applies to every view the operation of its plan.
+"""RandAugment as a DALI graph: each layer applies the operation of its plan to every view.
 
-Operations are chosen in the plan (fastaug/views/randaugment.py), so the graph has nothing random in
-it. NFNet's 16 operations fall into twelve families that share DALI operators: equal to Pillow where
-DALI's own are off by 1 of 255 or by half a pixel, and faster (CONTRIBUTING.md has figures).
+Operations are chosen in the plan (fastaug/views/randaugment.py), so the graph contains nothing
+random. NFNet's 16 operations fall into twelve families that share DALI operators. They equal
+Pillow's where DALI's own are off by 1 of 255 or by half a pixel, and are faster
+(benchmarks/view_pipelines.py).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from fastaug.views.randaugment import DALI_NAMES, OPERATIONS, REFERENCE_SIZE, un
 
 FILL = 128
 NUMBERS = 6
-"""The most numbers that a layer of a view takes: a matrix."""
+"""Maximum count of numbers for a layer of a view: a matrix."""
 DALI_BINS = 31
 """Magnitudes of DALI's own policy: 0 to 30."""
 
@@ -69,7 +70,7 @@ def encode(plans: ViewPlans, config: ViewConfig) -> tuple[np.ndarray, np.ndarray
 
 
 def _corner_matrix(matrix: np.ndarray) -> np.ndarray:
-    """DALI's coordinates are those of pixel corners: half a pixel there, half a pixel back."""
+    """Convert to DALI's coordinates, which are those of pixel corners: shifted by half a pixel."""
     matrix = matrix.reshape(-1, 2, 3)
     matrix[..., 2] += 0.5 - 0.5 * (matrix[..., 0] + matrix[..., 1])
     return matrix.reshape(-1, 6)
@@ -81,7 +82,7 @@ def _anchor_and_shape(box: np.ndarray) -> np.ndarray:
 
 
 _CONVERT = {"move": _corner_matrix, "cutout": _anchor_and_shape}
-"""From what OperationSpec.encode gives to what the family takes, where that differs."""
+"""Converts the result of OperationSpec.encode to the input of the family, where they differ."""
 
 
 # --- families: views [S, S, 3] uint8, numbers [NUMBERS] on the host, S -> views ---

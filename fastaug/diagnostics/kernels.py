@@ -28,7 +28,7 @@ _EXPECTED = {"cpu": ("native",), "cuda": ("cuda", "triton")}
 
 @dataclass(frozen=True)
 class KernelResult:
-    """What the checks found about a loss kernel on a device."""
+    """Results of the checks of a loss kernel on a device."""
 
     kernel: str
     device: str
@@ -88,14 +88,14 @@ def describe(result: KernelResult) -> Fact:
     name, place = result.kernel, f"kernel {result.kernel} on {result.device}"
     if result.why_not is not None:
         expected = result.ours and name in _EXPECTED[torch.device(result.device).type]
-        # The check of the compiler already says what to do without one.
+        # Without a compiler, the check of the compiler already gives the advice.
         expected = expected and (name != "native" or cpp_compiler() is not None)
         todo = f"{place}: {result.why_not}" if expected else ""
         return Fact(f"not available: {result.why_not}", todo)
     if not result.admitted:
-        todo = "use --kernel reference, and report what the table shows"
+        todo = "use --kernel reference, and please report this table"
         if not result.ours:
-            todo = "fix it (fastaug.check_kernel returns more)"
+            todo = "fix it (fastaug.check_kernel shows more)"
         return Fact(f"refused: {result.worst}", f"{place} is wrong: {todo}", failed=result.ours)
     value = "admitted"
     if result.speed is not None and name != "reference":
@@ -174,13 +174,13 @@ def _fused_views(device: torch.device, *, timed: bool) -> Fact:
     engine = engine_of(device)
     if why_not := engine.why_not():
         reason = first_line(why_not)
-        # The check of the compiler already says what to do without one.
+        # Without a compiler, the check of the compiler already gives the advice.
         todo = f"fused views on {device}: {reason}" if cpp_compiler() else ""
         return Fact(f"not available: {reason}", todo)
     report = compare(engine, device)
     worst = f"worst of {report.cases} cases: {first_line(report.worst)}"
     if not report.admitted:
-        todo = f"fused views on {device} are wrong: use --views-engine dali, and report the table"
+        todo = f"fused views on {device} are wrong: use --views-engine dali, and please report this"
         return Fact(f"refused\n{worst}", todo, failed=True)
     speed = f", {_views_per_second(device):,.0f} views/s" if timed else ""
     return Fact(f"admitted{speed}\n{worst}")

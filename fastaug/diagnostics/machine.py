@@ -71,7 +71,7 @@ def _cpu_features() -> Fact:
         return Fact("unknown: /proc/cpuinfo does not list them")
     present = [name for name, flag in known.items() if flag in flags.split()]
     missing = [name for name in known if name not in present]
-    value = ", ".join(present) or "none of those"
+    value = ", ".join(present) or "none"
     return Fact(value + (f"; not {', '.join(missing)}" if missing else ""))
 
 
@@ -90,7 +90,7 @@ def _gpu(index: int) -> Fact:
 
 
 def _missing_gpu() -> Fact:
-    """Why torch has no GPU. A GPU that is present and that torch cannot use is a failure."""
+    """Why torch finds no GPU. A GPU that is present but unusable is a failure."""
     driver = driver_version()
     if driver is None and not _has_nvidia_card():
         return Fact("none found (nvidia-smi lists one once its driver is installed)")
@@ -100,7 +100,7 @@ def _missing_gpu() -> Fact:
         todo = "install a torch with CUDA (pip install torch): this one is built for CPU only"
         return Fact("found one, but torch is built for CPU only", todo)
     if driver is None:
-        todo = "install NVIDIA's driver, until nvidia-smi lists the GPU"
+        todo = "install NVIDIA's driver; nvidia-smi must list the GPU"
         return Fact("found one, but no driver for it", todo)
     try:
         torch.cuda.init()

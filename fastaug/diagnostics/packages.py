@@ -67,7 +67,7 @@ def _package(name: str, module: str, needed: str = "", extra: str = "") -> Fact:
     try:
         importlib.import_module(module)
     except Exception as error:  # a package may raise anything when it is imported
-        todo = f"{name} is installed and broken: pip install --force-reinstall {name}"
+        todo = f"{name} is installed but broken: pip install --force-reinstall {name}"
         return Fact(f"{version}, cannot be imported: {describe_error(error)}", todo, failed=True)
     return Fact(version + extra)
 
@@ -90,10 +90,10 @@ def _apex() -> Fact:
     """NVIDIA's apex is not on PyPI, and the apex on PyPI is an unrelated package."""
     spec = importlib.util.find_spec("apex")
     if spec is None:
-        return Fact("not installed; --optimizer sgd does without")
+        return Fact("not installed; --optimizer sgd does not need it")
     if not any((Path(f) / "optimizers").is_dir() for f in spec.submodule_search_locations or ()):
         todo = "pip uninstall apex: it is another package of that name, not NVIDIA's"
-        return Fact("the unrelated package of PyPI", todo)
+        return Fact("the unrelated package from PyPI", todo)
     if importlib.util.find_spec("amp_C") is None:
         todo = "build apex (github.com/NVIDIA/apex) with its CUDA extensions, or remove it"
         return Fact("NVIDIA's, without its CUDA extensions: no --optimizer apex", todo)
@@ -109,7 +109,7 @@ def _dali(devices: Sequence[torch.device]) -> Fact:
     if not found:
         if sys.platform != "linux":
             return Fact("not installed: DALI is for Linux; use --loader torch")
-        todo = "pip install nvidia-dali-cuda120: --dali needs it; --loader torch does without"
+        todo = "pip install nvidia-dali-cuda120: --dali needs it, --loader torch does not"
         return Fact("not installed", todo)
     value = ", ".join(f"{version} ({name})" for name, version in found.items())
     errors = {str(device): _dali_error(device) for device in devices}

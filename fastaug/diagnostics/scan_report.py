@@ -1,4 +1,4 @@
-"""What a scan found in a set of images: as plain values, and as a table."""
+"""Results of scanning a set of images: as plain values, and as a table."""
 
 from __future__ import annotations
 

@@ -68,14 +68,14 @@ def check_packages(to: str) -> None:
             importlib.import_module(name)
     except ImportError as error:
         raise ConfigError(
-            f"--to {to} needs {', '.join(needed)}; try: pip install fastaug[export] ({error})"
+            f"--to {to} needs {', '.join(needed)}: pip install fastaug[export] ({error})"
         ) from error
 
 
 def export_network(
     to: str, path: Path, model: nn.Module, config: TrainConfig, metadata: dict[str, str]
 ) -> Exported:
-    """Write a network to a file. Without the same logits when read back, no file is left."""
+    """Write a network to a file, which is kept only if it gives the same logits when read back."""
     model = copy.deepcopy(model).float().eval()
     with _temporary_file(path) as temporary:
         with _one_line_errors(f"{config.model.model} cannot be written as {to}"):
@@ -85,9 +85,9 @@ def export_network(
         # "not <=" instead of ">", so that NaN is refused.
         if not difference <= TOLERANCE * largest:
             raise ExportError(
-                f"{path}: not written, the logits of the {to} file differ by {difference:.2g}, "
-                f"allowed are {TOLERANCE * largest:.2g}; take another --to, and please report the "
-                "model"
+                f"{path}: not written: the logits of the {to} file differ by {difference:.2g}, at "
+                f"most {TOLERANCE * largest:.2g} is allowed; use another --to, and please report "
+                "the model"
             )
         return Exported(temporary.stat().st_size, difference, largest)
 
@@ -101,15 +101,15 @@ def compare(network: Network, model: nn.Module, config: TrainConfig) -> tuple[fl
         expected, found = model(images), network(images)
         if found.shape != expected.shape:
             raise ExportError(
-                f"the written file gives {list(found.shape)} for {count} images, "
-                f"the network {list(expected.shape)}; take another --to"
+                f"the written file returns {list(found.shape)} for {count} images, but the network "
+                f"{list(expected.shape)}; use another --to"
             )
         differences.append((found - expected).abs().max())
         sizes.append(expected.abs().max())
     if not torch.stack(sizes).isfinite().all():
         raise ExportError(
-            "the network's logits are not finite, so no file can be checked against them; "
-            "did the training diverge? take an earlier checkpoint"
+            "the network's logits are not finite, so the file cannot be checked; did the training "
+            "diverge? use an earlier checkpoint"
         )
     return float(torch.stack(differences).max()), float(torch.stack(sizes).max())
 
@@ -124,7 +124,7 @@ def random_images(count: int, config: TrainConfig) -> Tensor:
 
 @contextlib.contextmanager
 def _temporary_file(path: Path) -> Iterator[Path]:
-    """File that replaces path at the end. Errors of the disk become an ExportError."""
+    """A temporary file that replaces path at the end. OSErrors become an ExportError."""
     try:
         with atomic_write(path, path.suffix) as temporary:  # torch.export needs the suffix
             yield temporary
@@ -145,7 +145,8 @@ def _one_line_errors(what: str) -> Iterator[None]:
         raise
     except Exception as error:  # tracing runs the model's own code, and may raise anything
         raise ExportError(
-            f"{what} ({first_line(error)}); --to safetensors takes every model, --debug shows where"
+            f"{what} ({first_line(error)}); --to safetensors works for every model, --debug shows "
+            "the traceback"
         ) from error
 
 
@@ -178,8 +179,8 @@ def _write_onnx(path: Path, model: nn.Module, images: Tensor, metadata: dict[str
     size = sum(weight.nbytes for weight in model.state_dict().values())
     if size >= _ONNX_LIMIT:
         raise ExportError(
-            f"weights of {size / 2**30:.1f} GiB do not fit into an ONNX file, which has at most "
-            "2 GiB; use --to safetensors or torch-export"
+            f"weights of {size / 2**30:.1f} GiB do not fit into an ONNX file, which can have at "
+            "most 2 GiB; use --to safetensors or torch-export"
         )
     program = torch.onnx.export(
         _trace(copy.deepcopy(model), images),

@@ -1,7 +1,7 @@
-"""The admission check of a loss kernel: against the float64 reference, before it is used.
+"""The admission check of a loss kernel: a comparison with the float64 reference before its use.
 
 It takes milliseconds for a fast kernel. The tolerances leave room for fp32 arithmetic on the given
-logits; the shorter form of the KL, sum p (z - mean z), is off by a thousand of them.
+logits; the shorter form of the KL, sum p (z - mean z), is off by a thousand tolerances.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from fastaug.kernels.contract import Kernel, takes_mean, why_unsupported
 from fastaug.kernels.reference import ReferenceKernel
 from fastaug.toolchain.admission import AdmissionReport, cached_report, compare_cases, report_file
 
-# Values: relative, and in nats. Gradients: relative to the largest of the image; for half precision
-# that is the rounding of the gradient itself.
+# Values: relative, and in nats. Gradients: relative to the image's largest; for half precision, the
+# tolerance is the rounding of the gradient itself.
 _VALUE_TOLERANCE, _VALUE_FLOOR = 1e-4, 1e-9
 _GRAD_TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 # Images, views, classes: one of each, odd ones, and those of the paper.
@@ -46,7 +46,7 @@ class _Case:
 def compare(kernel: Kernel, device: torch.device) -> AdmissionReport:
     """Compare a kernel with the float64 reference, over shapes, dtypes, averages and gradients.
 
-    Cases that the kernel does not support are left out.
+    Cases that the kernel does not support are skipped.
     """
     reasons = []
 
@@ -123,7 +123,7 @@ def _cases(device: torch.device) -> Iterator[_Case]:
 
 
 def _error(kernel: Kernel, case: _Case) -> tuple[float, str]:
-    """The largest error in units of its tolerance, and what has it."""
+    """The largest error in units of its tolerance, and the result that has it."""
     before = case.logits.clone()
     worst, worst_what = 0.0, "nothing"
     for what, found, expected in _results(kernel, case):
@@ -144,7 +144,7 @@ def _error(kernel: Kernel, case: _Case) -> tuple[float, str]:
         if error > worst:
             worst, worst_what = error, what
     if not torch.equal(case.logits, before):
-        raise ValueError("the logits were changed")
+        raise ValueError("it modified the logits")
     return worst, worst_what
 
 
@@ -153,7 +153,7 @@ def _results(kernel: Any, case: _Case) -> Iterator[tuple[str, Tensor | None, Ten
     exact = ReferenceKernel().value_and_grad(case.logits.double(), case.targets, **case.settings)
     logits = case.logits
     if not case.settings["need_grad"]:
-        with torch.inference_mode():  # where the logits of an evaluation come from
+        with torch.inference_mode():  # as in an evaluation
             logits = logits.clone()
     found = kernel.value_and_grad(logits, case.targets, **case.settings)
     yield from zip(("nll", "kl", "the gradient"), found, exact, strict=True)
@@ -161,8 +161,8 @@ def _results(kernel: Any, case: _Case) -> Iterator[tuple[str, Tensor | None, Ten
     if takes_mean(kernel, case.logits) and grad is not None and len(nll):
         settings = [case.settings[name] for name in ("average", "kl_weight", "label_smoothing")]
         mean = (nll + case.settings["kl_weight"] * kl).mean()
-        names = ("the mean", "nll beside it", "kl beside it", "its gradient")
-        logits = case.logits.detach().requires_grad_()  # as training has them
+        names = [f"{part} of mean_and_grad" for part in ("mean", "nll", "kl", "gradient")]
+        logits = case.logits.detach().requires_grad_()  # as in training
         found = kernel.mean_and_grad(logits, case.targets, *settings)
         yield from zip(names, found, (mean, nll, kl, grad / len(nll)), strict=True)
 
@@ -170,10 +170,11 @@ def _results(kernel: Any, case: _Case) -> Iterator[tuple[str, Tensor | None, Ten
 def _check_form(what: str, found: Tensor | None, expected: Tensor | None, logits: Tensor) -> None:
     if found is None or expected is None:
         if found is not expected:
-            raise ValueError(f"{what} {'is missing' if found is None else 'was not asked for'}")
+            reason = "is missing" if found is None else "was returned with need_grad=False"
+            raise ValueError(f"{what} {reason}")
         return
     if found.requires_grad:
-        raise ValueError(f"{what} has been recorded: work on logits.detach()")
+        raise ValueError(f"{what} requires grad: compute it from logits.detach()")
     dtype = logits.dtype if expected.ndim == 3 else torch.float32
     if found.shape != expected.shape or found.dtype != dtype or found.device != logits.device:
         raise ValueError(

@@ -14,10 +14,10 @@ from fastaug.kernels.registry import find_kernel, name_of
 
 
 class WithGradient(torch.autograd.Function):
-    """A value with a known gradient by the logits: value: [] or [B], grad: [B, K, C] -> value.
+    """A value with a known gradient for the logits: value: [] or [B], grad: [B, K, C] -> value.
 
     The kernel computes the gradient together with the value, so backward is at most one product.
-    Each operation here counts in a small batch: nll and kl, which have no gradient, stay outside.
+    Each operation counts in a small batch, so nll and kl, which have no gradient, stay outside.
     """
 
     @staticmethod
@@ -38,7 +38,7 @@ def _scaled(ctx: Any, upstream: Tensor) -> Tensor:
     if upstream.ndim:
         return grad * upstream[:, None, None].to(grad.dtype)
     # loss.backward() itself: this saves a pass over the gradient and a copy. Only on a CPU, where
-    # reading a number does not wait.
+    # item() does not synchronize.
     if upstream.is_cpu and upstream.item() == 1:
         return grad
     return grad * upstream  # a scalar does not change the dtype of a tensor
@@ -58,8 +58,8 @@ def apply_kernel(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """nll + kl_weight * kl of each image [B], or the mean [], differentiable; nll: [B], kl: [B].
 
-    kernel: one that find_kernel or resolve_kernel returned. A graph that is being compiled holds
-    only its name, and takes a name as well.
+    kernel: one that find_kernel or resolve_kernel returned. While compiling, a name will do: the
+    graph holds only the name.
     """
     need_grad = logits.requires_grad and torch.is_grad_enabled()
     grad: Tensor | None
@@ -83,7 +83,7 @@ def apply_kernel(
             label_smoothing=label_smoothing,
             need_grad=need_grad,
         )
-    # kl is infinite where a class is -inf in some views only: without weight it must not count.
+    # kl is infinite if a class is -inf in only some views: with weight 0 it must not count.
     value = nll.add(kl, alpha=kl_weight) if kl_weight else nll.clone()
     if need_grad:
         value = WithGradient.apply(logits, value, grad)

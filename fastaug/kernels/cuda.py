@@ -41,7 +41,7 @@ OBJECTIVE = nvrtc.Program(
 WARP = 32
 MOST_WARPS = 16
 SCHEDULERS = 4
-"""Warp schedulers of an SM: fewer warps leave some idle; four warps each hide their waiting."""
+"""Warp schedulers of an SM: fewer warps leave some idle; four warps each hide the latency."""
 RESERVED = 1024
 """Bytes of shared memory that CUDA reserves in each block, on compute capability 8.0 and up."""
 
@@ -55,7 +55,7 @@ class Plan(NamedTuple):
 
 
 class CudaKernel:
-    """Logits that fit into shared memory are read once; others in chunks, and three times."""
+    """Logits that fit into shared memory are read once; others in chunks, three times."""
 
     name = "cuda"
 
@@ -148,12 +148,12 @@ def arguments(
 
 @cache
 def launch_plan(views: int, classes: int, shared_limit: int) -> Plan | None:
-    """A warp per view, and as many classes as shared memory holds; None if it holds not even one.
+    """A warp per view, and all classes that fit into shared memory; None if not even one fits.
 
     The whole image, if that lets four warps run on an SM: then nothing is computed twice. Otherwise
     chunks that are small enough for blocks with 16 warps in total on an SM, and for at least two
-    blocks: one computes while others load. The second and third reading of the logits mostly hit
-    the L2 cache.
+    blocks: one computes while others load. The second and third reads of the logits mostly hit the
+    L2 cache.
     """
     warps = min(views, MOST_WARPS)
     all_blocks = shared_limit + RESERVED

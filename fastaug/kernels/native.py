@@ -24,18 +24,18 @@ _CPU = torch.device("cpu")
 _DTYPES = {dtype: code for code, dtype in enumerate(DTYPES)}
 # `Arguments` of objective.cpp
 _pack = struct.Struct("@iiPqqPqiiffPPPPiP").pack
-# Logits for each thread, about 15 us of work: for less, waking it takes longer.
+# Logits per thread, about 15 us of work: with less, waking the thread takes longer.
 _PER_THREAD = 16384
 
 
 class NativeKernel:
-    """Images are shared out to the threads of torch."""
+    """Divides the images among torch's threads."""
 
     name = "native"
 
     def supports(self, logits: Tensor) -> str | None:
         if logits.device.type != "cpu":
-            return f"runs on the CPU, and the logits are on {logits.device}"
+            return f"runs only on the CPU, but the logits are on {logits.device}"
         return why_wrong_dtype(logits) or _why_not()
 
     @property
@@ -43,7 +43,7 @@ class NativeKernel:
         return compiled_averages()
 
     def sources(self) -> tuple[Path, ...]:
-        # The library, too: it differs between CPUs and compilers.
+        # Also the library: it differs between CPUs and compilers.
         return Path(__file__), _build()
 
     def value_and_grad(
@@ -130,7 +130,7 @@ def _why_not() -> str | None:
 
 @cache
 def _library() -> tuple[ctypes._NamedFuncPointer, int]:
-    """The compiled function, and OpenMP's entry for it."""
+    """The compiled function, and OpenMP's entry point for it."""
     return _open(_build()), _openmp()
 
 
@@ -146,7 +146,7 @@ def _open(file: Path) -> ctypes._NamedFuncPointer:
 
 
 def _openmp() -> int:
-    """The OpenMP entry that torch starts its threads with: others would compete for the cores.
+    """The OpenMP entry point of torch's threads: other threads would compete for the cores.
 
     Compilers call it for `#pragma omp parallel`; libgomp has it, as do Intel's and LLVM's
     libraries. Where torch has none of them (0), the kernel starts its own threads.

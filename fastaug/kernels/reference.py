@@ -20,7 +20,9 @@ class ReferenceKernel:
 
     def supports(self, logits: Tensor) -> str | None:
         return (
-            None if logits.is_floating_point() else f"logits must be floating, got {logits.dtype}"
+            None
+            if logits.is_floating_point()
+            else f"logits must be floating point, got {logits.dtype}"
         )
 
     @torch.no_grad()
@@ -37,7 +39,7 @@ class ReferenceKernel:
         # Arithmetic in half precision gives garbage: the KL even comes out negative.
         z = logits if logits.dtype == torch.float64 else logits.float()
         lp = z.log_softmax(-1)
-        # Without weight the KL is only a value: its gradient may be infinite, and 0 * inf is NaN.
+        # With weight 0 the KL is only a value: its gradient may be infinite, and 0 * inf is NaN.
         kl, kl_grad = _pairwise_kl(lp, need_grad and kl_weight != 0)
         nll, grad = torch.zeros_like(kl), torch.zeros_like(lp)
         if average is not None:

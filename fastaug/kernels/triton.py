@@ -18,7 +18,7 @@ from fastaug.kernels.contract import why_wrong_dtype
 class TritonKernel:
     """One program for each image.
 
-    tile: how many logits a program may hold at a time, a power of two. 16,384 fp32 numbers are a
+    tile: the most logits that a program holds at a time, a power of two. 16,384 fp32 numbers are a
     quarter of the registers of an SM, and four numbers per logit are needed at once. An image with
     more logits is streamed in smaller tiles.
     """
@@ -68,9 +68,9 @@ class TritonKernel:
 
         tile = Tile.of(views, classes, self.tile)
         strides = (*logits.stride()[:2], views * classes, classes)
-        # Neighbors that a thread may load or store at once: few enough to spread the classes over
-        # all threads, so that all views of a class are in one thread, and the sums over views need
-        # no exchange.
+        # Adjacent elements that a thread may load or store at once: few enough to spread the
+        # classes over all threads. Then all views of a class are in one thread, and sums over views
+        # need no exchange between threads.
         aligned = math.gcd(*strides, max(1, tile.classes // (32 * tile.warps)))
         with torch.cuda.device_of(logits):
             triton_program.objective_program[(images,)](
@@ -108,7 +108,7 @@ class Tile(NamedTuple):
     def of(cls, views: int, classes: int, limit: int) -> Tile:
         views, classes = power_of_two(views), power_of_two(classes)
         if views * classes > limit:
-            # Smaller than the limit: the addresses of a loop need registers, too.
+            # Smaller than the limit: the addresses in a loop also need registers.
             classes = max(1, limit // 4 // views)
         # 16 logits a thread, and 32 at 16,384.
         return cls(views, classes, min(16, max(1, views * classes // 512)))

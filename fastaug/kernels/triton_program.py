@@ -49,16 +49,16 @@ def objective_program(
     """Program b: logits [b, K, C] -> nll [b], kl [b], gradient [b, K, C] unless it is None.
 
     AVERAGE: "losses", "probs", "logits", or None for the regularizer only, without targets.
-    KL_SLOPE: True if the KL is part of the gradient. Without weight it must not be: its slope may
+    KL_SLOPE: True if the KL is part of the gradient. With weight 0 it must not be: its slope may
     be infinite, and 0 * inf is NaN.
-    Strides are in units of ALIGNED elements: so the compiler sees how many may be loaded at once.
+    Strides are in units of ALIGNED elements, so that the compiler knows how many to load at once.
     """
     image = tl.program_id(0).to(tl.int64)
     view = tl.arange(0, K_PADDED).to(tl.int64)
     column = tl.arange(0, TILE)
     rows = logits + image * (image_stride * ALIGNED) + view * (view_stride * ALIGNED)
 
-    # log sum_c exp(z_kc) of each view, as its largest logit and the log of what remains.
+    # log sum_c exp(z_kc) of each view, as its largest logit and the log of the remaining factor.
     if C <= TILE:
         z = _load(rows, column, K, C)
         top = tl.max(z, 1)
@@ -217,7 +217,7 @@ def _smoothed_target(
     AVERAGE: tl.constexpr,
     C: tl.constexpr,
 ) -> tl.tensor:
-    """q: [TILE]; NaN for a target that is not a class, which makes nll and gradient NaN, too."""
+    """q: [TILE]; NaN for a target that is not a class, so that nll and gradient are NaN."""
     if AVERAGE is None:
         q = tl.zeros_like(column).to(tl.float32)
     else:
@@ -262,5 +262,5 @@ def _mean_of_views(values: tl.tensor, K: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def _finite(top: tl.tensor) -> tl.tensor:
-    """What to subtract before exp: 0 where there is nothing above -inf, for -inf - -inf is NaN."""
+    """The shift before exp: 0 where all values are -inf, because -inf - -inf is NaN."""
     return tl.where(top == -INF, 0.0, top)

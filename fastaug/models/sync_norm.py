@@ -52,7 +52,7 @@ class SyncBatchNorm2d(nn.BatchNorm2d):
 
 
 class _MeanOverRanks(torch.autograd.Function):
-    """Mean of a tensor over ranks. Every rank's loss depends on it, so the gradient is averaged,
+    """Mean of a tensor over ranks. Every rank's loss depends on it, so the gradient is averaged
     too; DDP then averages over the ranks' losses."""
 
     @staticmethod
@@ -72,7 +72,7 @@ def synchronize_batch_norm(model: nn.Module, name: str, group: Group) -> None:
         raise ConfigError(f"--batch-norm sync: {name} has no batch norm; use local")
     if unknown := next((norm for norm in norms if type(norm) is not nn.BatchNorm2d), None):
         raise ConfigError(
-            f"--batch-norm sync: {name} has a batch norm of its own ({type(unknown).__name__}) "
+            f"--batch-norm sync: {name} has a custom batch norm ({type(unknown).__name__}) "
             "that cannot be synchronized; use local, or resnet18"
         )
     for norm in norms:

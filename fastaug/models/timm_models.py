@@ -14,7 +14,7 @@ def require_timm(name: str) -> ModuleType:
     try:
         import timm
     except ImportError as error:
-        raise ConfigError(f"model {name} needs timm, try: pip install timm ({error})") from error
+        raise ConfigError(f"model {name} needs timm: pip install timm ({error})") from error
     return timm
 
 
@@ -44,7 +44,7 @@ def build_timm(
     except (TypeError, ValueError, AssertionError, RuntimeError) as error:
         given = f"dropout {dropout}, stochastic depth {stochastic_depth}, image size {image_size}"
         reason = " ".join(str(error).split())
-        raise ConfigError(f"timm/{name} cannot have {given}: {reason}") from error
+        raise ConfigError(f"timm/{name} cannot be built with {given}: {reason}") from error
     if dropout and not _has_dropout(model, dropout):
         raise ConfigError(f"timm/{name} ignores dropout, got {dropout}; set it to 0")
     if stochastic_depth and not _has_stochastic_depth(model):

@@ -12,7 +12,7 @@ def core_count() -> int:
 
 
 def worker_count(workers: int) -> int:
-    """--workers; -1: one less than this rank's share of the cores, 1 to 8."""
+    """--workers; -1: one fewer than this rank's share of the cores, 1 to 8."""
     return workers if workers >= 0 else min(8, max(1, core_count() // _local_ranks() - 1))
 
 

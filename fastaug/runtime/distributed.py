@@ -129,6 +129,6 @@ def lost_rank(error: BaseException) -> RankLostError | None:
     ):
         return None
     return RankLostError(
-        f"another rank has ended or cannot be reached ({first_line(error)[:200]}); what it said "
-        "is above; torchrun --max-restarts N continues from the last checkpoint by itself"
+        f"another rank has ended or cannot be reached ({first_line(error)[:200]}); its own message "
+        "is above; torchrun --max-restarts N resumes automatically from the last checkpoint"
     )

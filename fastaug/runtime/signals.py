@@ -38,7 +38,8 @@ class StopSignals:
     def signum(self) -> int:
         """The signal that was received, or 0.
 
-        If torchrun has died, this is SIGTERM: its processes would train on beside their successors.
+        If torchrun has died, this is SIGTERM: its processes would keep training next to their
+        successors.
         """
         if self._signum == 0 and self._launcher not in (0, os.getppid()):
             self._record(signal.SIGTERM, None)

@@ -16,8 +16,8 @@ from torch.distributed.rendezvous import rendezvous
 
 from fastaug.runtime.distributed import Group
 
-# Longer than any wait of a healthy run, as for a rank that scans a million files. During training,
-# the watchdog finds what hangs.
+# Longer than any wait of a healthy run, for example while a rank scans a million files. During
+# training, the watchdog detects a hang.
 _TIMEOUT = timedelta(hours=12)
 _POLL_SECONDS = 0.05
 
@@ -37,7 +37,7 @@ def join_process_group() -> Iterator[Group]:
     )
     group = Group(rank, ranks, int(os.environ.get("LOCAL_RANK", 0)))
     yield group
-    # Ranks leave together, so that none loses another; not after an error, when others may be gone.
+    # Ranks leave together, so that none loses another. Not after an error: others may be gone.
     # The group is not destroyed: gloo's threads sometimes abort the process then (once in 16 runs),
     # and cli.run exits without cleanup.
     group.gather(None)

@@ -16,7 +16,7 @@ EXIT_CODE = 75
 """EX_TEMPFAIL in sysexits.h: trying again may help."""
 
 _LAST_RESORT = 60.0
-"""Seconds that saving may take in a process in which something hangs."""
+"""Time limit in seconds for the last save of a process that hangs."""
 
 _STDERR = 2
 """Not sys.stderr, which may have been replaced by an object without a descriptor."""
@@ -25,17 +25,17 @@ _STDERR = 2
 class Watchdog:
     """Within the context, `seconds` without a beat end the process; 0: never.
 
-    A thread counts the time while it runs, so a process that was stopped (SIGSTOP, a laptop that
-    sleeps) and continues does not count as hanging. If Python itself is stuck, in code that holds
-    the GIL, faulthandler's timer ends the process after twice the time plus a minute; that timer
-    goes by the clock, and also ends a process that was stopped for so long.
+    A thread counts only the time in which it runs, so a process that was stopped (SIGSTOP, a laptop
+    that sleeps) and continues does not count as hanging. If Python itself is stuck, in code that
+    holds the GIL, faulthandler's timer ends the process after twice the time plus a minute. That
+    timer follows the clock, and also ends a process that was stopped for that long.
     """
 
     def __init__(
         self, seconds: float, *, name: str, file: Path | None, save: Callable[[], None]
     ) -> None:
-        """name: of this process in messages; file: for the stacks, besides stderr; save: called
-        before the end, in its own thread."""
+        """name: of this process, for messages; file: gets the stacks, besides stderr; save: called
+        before the process ends, in its own thread."""
         self._seconds, self._name, self._file, self._save = seconds, name, file, save
         self._beats = 0
         self._doing = "starting"
@@ -54,7 +54,7 @@ class Watchdog:
             faulthandler.cancel_dump_traceback_later()
 
     def beat(self, doing: str) -> None:
-        """Report progress, and what is done next."""
+        """Report progress, and what comes next."""
         self._doing = doing
         self._beats += 1
 
@@ -82,19 +82,15 @@ class Watchdog:
         if self._file is not None:
             with suppress(OSError), open(self._file, "w", encoding="utf-8") as file:
                 self._write_stacks(line, file.fileno())
-        for (
-            child
-        ) in multiprocessing.active_children():  # loader workers write their stacks to stderr
+        for child in multiprocessing.active_children():  # workers write their stacks to stderr
             if hasattr(signal, "SIGUSR1") and child.pid:
                 with suppress(OSError):
                     os.kill(child.pid, signal.SIGUSR1)
-        # In a thread, as the disk may be what hangs, and the exit code is wanted.
+        # In a thread: the disk may be what hangs, and the process must end with its exit code.
         saving = threading.Thread(target=self._save, name="fastaug-last-save", daemon=True)
         saving.start()
         saving.join(_LAST_RESORT)
-        for (
-            child
-        ) in multiprocessing.active_children():  # or those that hang would outlive this process
+        for child in multiprocessing.active_children():  # those that hang would outlive this one
             with suppress(OSError):
                 child.kill()
         os._exit(EXIT_CODE)
@@ -106,6 +102,6 @@ class Watchdog:
 
 
 def _end_later(seconds: float) -> None:
-    """End the process later, by faulthandler's thread, which does not need Python to run. Replaces
-    the earlier timer."""
+    """End the process later, in faulthandler's thread, which works even if Python is stuck.
+    Replaces the previous timer."""
     faulthandler.dump_traceback_later(seconds, exit=True, file=_STDERR)

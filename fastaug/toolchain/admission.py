@@ -1,7 +1,7 @@
 """Admission: a compiled kernel is compared with its reference before it may be used on a device.
 
-Shared by the loss kernels and the view engines, which bring their own cases. An admission is kept
-in the cache, for a device and the content of the sources; a refusal is not.
+Shared by the loss kernels and the view engines, which bring their own cases. An admission is cached
+for a device and the content of the sources; a refusal is not.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class AdmissionReport:
     device: str
     admitted: bool
     cases: int
-    """Cases that were compared; those that the kernel does not support are left out."""
+    """Number of compared cases, without those that the kernel does not support."""
     worst: str
     """The case with the largest error, or the first one that raised an error."""
 
@@ -44,13 +44,13 @@ def compare_cases(
     name: str, device: torch.device, cases: Iterable[tuple[str, Callable[[], tuple[float, str]]]]
 ) -> AdmissionReport:
     """cases: names, each with a function that returns the largest error in units of its tolerance
-    and what has it. Admitted if there is a case and no error is above 1 or raised."""
+    and the result that has it. Admitted if there is a case, no error is above 1 and none raises."""
     worst, worst_case, count = 0.0, "no differences", 0
     for case, measure in cases:
         count += 1
         try:
             error, what = measure()
-        except Exception as raised:  # a driver or someone's kernel may raise anything: a refusal
+        except Exception as raised:  # a driver or a user's kernel may raise anything
             worst_case = f"{case}: {describe_error(raised)}"
             return AdmissionReport(name, device_name(device), False, count, worst_case)
         if not error <= worst:  # NaN is the worst
@@ -61,7 +61,7 @@ def compare_cases(
 
 
 def cached_report(file: Path | None, check: Callable[[], AdmissionReport]) -> AdmissionReport:
-    """The report in a file; else that of the check, which is kept there if it is an admission."""
+    """The report in a file; otherwise that of the check, which is stored there if it admits."""
     if file is not None and file.is_file():
         with suppress(OSError, ValueError, TypeError):
             return AdmissionReport(**json.loads(file.read_text()))
@@ -75,7 +75,7 @@ def cached_report(file: Path | None, check: Callable[[], AdmissionReport]) -> Ad
 
 
 def report_file(files: Iterable[Path], name: str, device: torch.device) -> Path:
-    """The file in the cache for a kernel that is made from these files."""
+    """The cache file of the report on a kernel that is made from these files."""
     content = digest(files, name, device_name(device), torch.__version__)
     return cache_dir() / "kernels" / f"admitted-{content}.json"
 

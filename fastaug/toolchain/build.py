@@ -1,4 +1,4 @@
-"""Kernel sources in cuda/, and the cache of what is compiled from them."""
+"""Kernel sources in cuda/, and the cache of their compiled files."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ from fastaug.runtime.cache import cache_dir
 log = logging.getLogger("fastaug")
 
 DTYPES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
-"""Dtypes of compiled kernels, and how the names of those on a GPU end; libraries for a CPU number
+"""Dtypes of compiled kernels -> suffix of the kernel names on a GPU. Libraries for a CPU number
 them in this order."""
 
 
 @cache
 def source_folder() -> Path:
-    """cuda/: inside the installed package, or beside it in a source tree."""
+    """cuda/: inside the installed package, or next to it in a source tree."""
     package = Path(__file__).parents[1]
     for folder in (package / "cuda", package.parent / "cuda"):
         if (folder / "objective.h").is_file():
             return folder
     raise KernelUnavailableError(
-        f"kernel sources (cuda/objective.h) are neither in {package} nor beside it; "
-        "install fastaug again"
+        f"kernel sources (cuda/objective.h) are neither in {package} nor next to it; "
+        "reinstall fastaug"
     )
 
 
 @cache
 def enum_codes(header: str, enum: str) -> dict[str, int]:
-    """Entries of an enum in cuda/ that numbers them from 0, by name."""
+    """Entries of an enum in cuda/, name -> number from 0."""
     text = re.sub(r"//.*", "", (source_folder() / header).read_text())
     found = re.search(rf"enum {enum} \{{([\w\s,]+)\}}", text)
     if found is None:
-        raise KernelUnavailableError(f"cuda/{header} has no enum {enum}; install fastaug again")
+        raise KernelUnavailableError(f"cuda/{header} has no enum {enum}; reinstall fastaug")
     return {name: code for code, name in enumerate(re.findall(r"\w+", found[1]))}
 
 

@@ -29,7 +29,7 @@ def build_library(source: str, what: str, flags: tuple[str, ...] = FLAGS) -> Pat
     file = source_folder() / source
 
     def compile_it(library: Path) -> None:
-        log.info("compiling %s with %s, once", what, Path(compiler).name)
+        log.info("compiling %s with %s (only once)", what, Path(compiler).name)
         _run(compiler, *flags, str(file), "-o", str(library))
 
     # The library depends on the compiler and the CPU, and home folders are often shared between
@@ -43,7 +43,9 @@ def open_library(file: Path) -> ctypes.CDLL:
     try:
         return ctypes.CDLL(str(file))
     except OSError as error:
-        raise KernelUnavailableError(f"{file} cannot be loaded ({error}); delete it") from error
+        raise KernelUnavailableError(
+            f"{file} cannot be loaded ({error}); delete it, and it is compiled again"
+        ) from error
 
 
 def why_not(load: Callable[[], object]) -> str | None:
@@ -59,7 +61,7 @@ def _run(*command: str) -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise KernelUnavailableError(f"{command[0]} does not run: {error}") from error
+        raise KernelUnavailableError(f"{command[0]} cannot be run: {error}") from error
     if done.returncode != 0:
         lines = done.stderr.splitlines() or [f"exit code {done.returncode}"]
         first = next((line for line in lines if "error" in line), lines[0])

@@ -22,7 +22,7 @@ class Program(NamedTuple):
 
     source: str
     kernels: dict[str, str]
-    """Name of a kernel -> macro that defines it: one kernel compiles much faster than all."""
+    """Name of a kernel -> macro that defines it. One kernel compiles much faster than all."""
     arguments: tuple[Any, ...]
     """C types of the arguments; None is a ctypes.Structure by value."""
     options: tuple[str, ...] = ("--std=c++17",)
@@ -65,7 +65,7 @@ def image_for(program: Program, kernel: str, architecture: str) -> bytes:
     """One kernel, compiled on first use."""
 
     def compile_it(file: Path) -> None:
-        log.info("compiling %s for %s with NVRTC, once", kernel, architecture)
+        log.info("compiling %s for %s with NVRTC (only once)", kernel, architecture)
         file.write_bytes(compile_kernels(program, architecture, only=kernel).image)
 
     content = digest(program.sources(), *program.options)

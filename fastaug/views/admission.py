@@ -105,7 +105,7 @@ def _cases() -> Iterator[_Case]:
 
 
 def _operations(magnitude: float) -> _Case:
-    """Every operation, alone and after another one."""
+    """Every operation, by itself and after another one."""
     config = ViewConfig(size=_SIZE, augment="randaugment", randaugment_layers=2)
     numbers = uniforms(0, 0, 0, np.arange(2), len(NAMES), 6).reshape(2, len(NAMES), 2, 3)
     numbers[..., 1, 0] = (np.arange(len(NAMES)) + 0.5) / len(NAMES)

@@ -1,4 +1,4 @@
-"""Views on a GPU: cuda/views.cu, compiled for the GPU in use, on a stream of its own."""
+"""Views on a GPU: cuda/views.cu, compiled for the GPU in use, on its own stream."""
 
 from __future__ import annotations
 
@@ -55,15 +55,15 @@ class StartedViews:
 
 class CudaViews:
     """The engine of one GPU. At start(), its stream waits for the current one, so that the images
-    are there; then both run concurrently until finish()."""
+    are complete; then both run concurrently until finish()."""
 
     name = "cuda"
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         # The images, until an event shows that their views are made. The owner of that memory may
-        # not know about streams (DALI's lists do not): released earlier, even after finish(), it
-        # could be reused while the kernel still reads it.
+        # not know about streams (DALI's lists do not): if it were released earlier, even after
+        # finish(), it could be reused while the kernel still reads it.
         self._in_use: deque[tuple[torch.cuda.Event, Any]] = deque()
 
     def why_not(self) -> str | None:
@@ -126,7 +126,7 @@ class CudaViews:
         return torch.cuda.stream(self._stream)
 
     def _uploaded(self, content: np.ndarray) -> Tensor:
-        # From pinned memory, which torch keeps until it is copied: the caller does not wait.
+        # From pinned memory, which torch keeps until the copy is done: the caller does not wait.
         pinned = torch.from_numpy(content).pin_memory()
         return pinned.to(self._device, non_blocking=True)
 

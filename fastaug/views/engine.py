@@ -27,7 +27,7 @@ from fastaug.views.render_spec import Border, Interpolation, Normalization, Rend
 
 log = logging.getLogger("fastaug")
 
-# Pixel values for each thread, about 100 us of work: for less, waking it takes longer.
+# Pixel values per thread, about 100 us of work: with less, waking the thread takes longer.
 _PER_THREAD = 2**18
 _reports: dict[tuple[str, torch.device], AdmissionReport] = {}
 
@@ -45,7 +45,7 @@ class ViewEngine(Protocol):
         """None, or why it cannot run here."""
 
     def sources(self) -> tuple[Path, ...]:
-        """All files that it is made from."""
+        """All files that decide what it computes."""
 
     def start(
         self, pictures: Pictures, plans: ViewPlans, spec: RenderSpec, *, threads: int, kept: Any

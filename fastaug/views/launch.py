@@ -15,18 +15,18 @@ MOST_WARPS = 12
 NUMBERS_PER_THREAD = 32
 """Minimum share of a view for a thread: with less, threads mostly wait for each other."""
 REGISTERS = 80
-"""Maximum registers of a thread: what __launch_bounds__ in views.cu leaves."""
+"""Maximum registers of a thread, by __launch_bounds__ in views.cu."""
 REGISTERS_OF_SM = 65536
 MOST_BLOCKS = 16
 """Maximum blocks on an SM, on compute capability 7.5 and up."""
 RESERVED = 1024
 """Bytes of shared memory that CUDA reserves in each block, on compute capability 8.0 and up."""
 MOST_ROWS = 8
-"""Maximum rows of a strip: threads sync twice a strip, and 8 rows are some hundred sums each."""
+"""Maximum rows of a strip: threads sync twice per strip, and 8 rows are some hundred sums each."""
 MOST_SCRATCH = 2**30
 """Bytes of global memory for all blocks; a block that needs more than that runs by itself."""
 _TABLES = 3 * 256 + 3 * 256 // 4
-"""Numbers that operations keep where the strip was."""
+"""Numbers that operations store in the memory of the strip."""
 
 
 class Places(Structure):
@@ -54,7 +54,7 @@ class MemoryNeeds(NamedTuple):
     """Bytes of the largest box that must be copied, because it reaches beyond its image."""
 
     def tables(self, strip_rows: int) -> int:
-        """Bytes of the tables with a strip of so many rows."""
+        """Bytes of the tables with a strip of this many rows."""
         return 4 * int((self.fixed + np.maximum(strip_rows * self.row, _TABLES)).max())
 
 
@@ -108,9 +108,9 @@ def plan_launch(
 ) -> Launch:
     """count: number of views; shared_limit: bytes of shared memory for a block; processors: SMs.
 
-    Shared memory takes what fits, in this order: the tables, the first buffer, the second one, the
-    box. What does not fit goes to global memory, mostly in the L2 cache: one piece for each block
-    that is on the GPU at a time, not for each view. Such a block makes one view after the other.
+    Shared memory holds what fits, in this order: the tables, the first buffer, the second one, the
+    box. The rest goes to global memory, mostly in the L2 cache: one piece for each block that is on
+    the GPU at a time, not for each view. Such a block makes one view after another.
     """
     warps = min(MOST_WARPS, max(1, 3 * size * size // (WARP * NUMBERS_PER_THREAD)))
     threads = WARP * warps
@@ -137,8 +137,8 @@ def plan_launch(
 
 
 def _strip_rows(needs: MemoryNeeds, size: int, shared_limit: int) -> int:
-    """As many rows as leave room for all that fits beside one row; if nothing does, as many as let
-    two blocks share an SM."""
+    """The most rows that leave room for every buffer that fits next to one row; if none does, the
+    most that let two blocks share an SM."""
     most = min(MOST_ROWS, size)
     least, beside = _aligned(needs.tables(1)), 0
     for length in map(_aligned, (needs.first, needs.second, needs.box)):

@@ -53,8 +53,8 @@ class StartedViews:
         self._kept = ()
 
     def __del__(self) -> None:
-        # The memory must stay until the threads are done with it. Nothing else may happen here:
-        # when Python exits, torch cannot create a tensor.
+        # The memory must stay until the threads are done with it. Do nothing else here: when Python
+        # exits, torch cannot create a tensor.
         if self._job is not None:
             self._end()
 
@@ -68,7 +68,7 @@ class NativeViews:
         return _why_not()
 
     def sources(self) -> tuple[Path, ...]:
-        # The library, too: it differs between CPUs and compilers.
+        # Also the library: it differs between CPUs and compilers.
         modules = (packed_plan, randaugment)
         return Path(__file__), *(Path(str(module.__file__)) for module in modules), _build()
 

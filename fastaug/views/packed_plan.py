@@ -64,7 +64,7 @@ class Pictures(NamedTuple):
 
 
 def pictures_of(images: Sequence[Tensor]) -> tuple[Pictures, list[Tensor]]:
-    """The tensors in memory, and what must be kept alive: non-contiguous rows are copied."""
+    """The tensors in memory, and the objects to keep alive: non-contiguous rows are copied."""
     kept = [image if image.stride()[1:] == (3, 1) else image.contiguous() for image in images]
     return (
         Pictures(
@@ -128,7 +128,7 @@ def encode_layers(plans: ViewPlans) -> np.ndarray:
 
 
 class Form(Structure):
-    """What all views of a call have in common: `Form` of cuda/views.h."""
+    """Settings that all views of a call share: `Form` of cuda/views.h."""
 
     _fields_ = (
         *((name, c_int) for name in ("size", "layers", "border", "cubic", "antialias")),

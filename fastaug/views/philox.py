@@ -31,7 +31,7 @@ def uniforms_at(
 ) -> list[np.ndarray]:
     """indices: [B] -> the numbers of each view at ranges of positions: [B, views, len(range)] each.
 
-    All in one pass: for a small batch the calls to numpy take longer than the numbers.
+    All in one pass: for a small batch, the calls to numpy take longer than the arithmetic.
     """
     blocks = [np.arange(wanted.start // 4, -(-wanted.stop // 4)) for wanted in places]
     block = np.concatenate(blocks).astype(np.uint64)

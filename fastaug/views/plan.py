@@ -144,7 +144,7 @@ def _padded_boxes(
 def _dali_boxes(
     numbers: np.ndarray, height: np.ndarray, width: np.ndarray, config: ViewConfig
 ) -> np.ndarray:
-    """Area uniform, aspect ratio log-uniform, the first of ten that fits; as in DALI."""
+    """Uniform area, log-uniform aspect ratio, the first of ten that fits; as in DALI."""
     low, high = config.crop_area
     tall, wide = height[..., None], width[..., None]
     area = tall * wide * (low + (high - low) * numbers[..., :ATTEMPTS])
@@ -177,10 +177,10 @@ def _largest(height: np.ndarray, width: np.ndarray, most: float) -> tuple[np.nda
 def _tf_boxes(
     numbers: np.ndarray, height: np.ndarray, width: np.ndarray, config: ViewConfig
 ) -> np.ndarray:
-    """Ratio uniform, then height uniform among those that fit; as in TensorFlow's
+    """Uniform ratio, then uniform height among those that fit, as in TensorFlow's
     sample_distorted_bounding_box for a box around the whole image.
 
-    A crop of the whole image, drawn or because none fits, becomes the central crop, as in
+    A crop of the whole image, by chance or because none fits, becomes the central crop, as in
     DeepMind's pipeline.
     """
     tall, wide = height[..., None], width[..., None]

@@ -71,8 +71,8 @@ class OperationSpec:
 # --- geometric operations ---
 
 _TIE = 2.0**-8
-"""Pixels added to a shear or translation: a shear puts whole rows half way between two, and this
-sends them to the upper one, in fp32 as in fp64."""
+"""Pixels added to a shear or translation. A shear moves whole rows half way between two; this
+resolves the tie to the upper one, in fp32 as in fp64."""
 
 
 def _matrix(*entries: float | np.ndarray) -> np.ndarray:
@@ -91,9 +91,9 @@ def _geometric(
     level: Callable[[float, int], float],
     matrix: Callable[[np.ndarray, int], np.ndarray],
 ) -> OperationSpec:
-    """An operation that moves pixels: by the nearest one to where the matrix points, or FILL.
+    """An operation that moves pixels: each takes the nearest pixel to its source, or FILL.
 
-    Not Pillow's transform: it counts in 1/65536 of a pixel, which takes other pixels at ties.
+    Not Pillow's transform, which computes in 1/65536 of a pixel and resolves ties differently.
     """
 
     def apply(image: Image.Image, value: float) -> Image.Image:
@@ -164,7 +164,7 @@ def _cutout(image: Image.Image, *box: float) -> Image.Image:
     return image
 
 
-# The order is part of the random stream: a plan holds places in this table.
+# The order is part of the random stream: a plan holds positions in this table.
 OPERATIONS = (
     OperationSpec("auto_contrast", ImageOps.autocontrast, arguments=0),
     OperationSpec("equalize", ImageOps.equalize, arguments=0),
@@ -203,7 +203,7 @@ _UNCHANGED_AT = np.array([spec.unchanged_at for spec in OPERATIONS])
 
 
 def table_fingerprint() -> str:
-    """Names the table: with another one, the same random numbers draw other operations."""
+    """Identifies the table: with another one, the same random numbers draw other operations."""
     return f"{len(NAMES)} operations, {hashlib.sha256(' '.join(NAMES).encode()).hexdigest()[:8]}"
 
 
@@ -212,7 +212,7 @@ def draw_operations(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Uniform numbers [..., N, 3] -> operations [..., N], arguments [..., N, 4] (unused ones 0).
 
-    Places in OPERATIONS with their arguments; or in DALI_NAMES, with the sign of the magnitude.
+    Positions in OPERATIONS with arguments; or in DALI_NAMES, with the sign of the magnitude.
     """
     names = NAMES if policy == "nfnet" else DALI_NAMES
     operations = (numbers[..., 0] * len(names)).astype(np.int32)

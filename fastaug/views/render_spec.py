@@ -29,8 +29,8 @@ class RenderSpec:
 
     interpolation: Interpolation = "bicubic"
     antialias: bool = False
-    """Widen the filter when shrinking, as Pillow does. Beyond the crop its edge is repeated, which
-    Pillow leaves out instead."""
+    """Widen the filter when shrinking, as Pillow does. Beyond the crop, its edge pixel is repeated;
+    Pillow ignores pixels there."""
     border: Border = "reflect"
     """Pixels of a box that lie outside the image. reflect: the image mirrored without its edge
     pixel; mirror: with it; edge: the edge pixel repeated; fill: 128."""

@@ -203,7 +203,7 @@ def test_a_gpu_has_its_engine_and_says_why_not() -> None:
 
 def test_its_sources_are_files() -> None:
     names = {file.name for file in CudaViews(torch.device("cuda", 0)).sources() if file.is_file()}
-    headers = {"views.h", "operations.h", "resample.h", "levels.h", "block.h", "values.h"}
+    headers = {"views.h", "operations.h", "resample.h", "pixels.h", "block.h", "values.h"}
     python = {"cuda.py", "launch.py", "packed_plan.py", "randaugment.py", "nvrtc.py"}
     assert headers | python | {"views.cu"} < names
 

@@ -268,7 +268,10 @@ CASES: dict[str, tuple[Maker, str]] = {
     "npz not there": (lambda f: claimed(f, 2**7), r"not a readable \.npz"),
     "npz long header": (long_header, "header of an array has 4294967295 characters"),
     "npz labels": (huge_labels, "4611686018427387905 classes.*1048576"),
-    "shard 8 EiB": (lambda f: shard(f, "train.tar", header("a.jpg", EIB8) + bytes(1024)), "truncated"),
+    "shard 8 EiB": (
+        lambda f: shard(f, "train.tar", header("a.jpg", EIB8) + bytes(1024)),
+        "truncated",
+    ),
     "shard common": (common_headers, "more than 1000 values for all members"),
     "tfrecord 2**63": (
         lambda f: shard(f, "train.tfrecord", claiming_record(2**63)),

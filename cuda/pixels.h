@@ -1,4 +1,4 @@
-// Levels of 0 to 255, as a thread of a block program works on them: some at a time, as floats.
+// Pixel values (0 to 255) as a thread of a block program works on them: several at a time, as floats.
 //
 // Sums and products are rounded one by one, as Pillow and numpy round them, so that results are
 // equal: compile with -ffp-contract=off (NVRTC: --fmad=false). multiply_add is for the rest.
@@ -18,16 +18,16 @@ constexpr float ROUNDING_MARGIN = 0.003f;
 #ifdef __CUDACC__
 
 FASTAUG_FUNCTION float multiply_add(float a, float b, float c) { return fmaf(a, b, c); }
-FASTAUG_FUNCTION float load_levels(const byte* from, int) { return (float)*from; }
-// The level at a place.
-FASTAUG_FUNCTION float take_levels(const byte* from, int, const int* place) {
+FASTAUG_FUNCTION float load_pixel_values(const byte* from, int) { return (float)*from; }
+// The pixel value at a position.
+FASTAUG_FUNCTION float take_pixel_values(const byte* from, int, const int* place) {
   return (float)from[*place];
 }
-// Cut to whole levels.
-FASTAUG_FUNCTION void store_levels(byte* to, int, float x) {
+// Truncated to integers.
+FASTAUG_FUNCTION void store_pixel_values(byte* to, int, float x) {
   *to = (byte)fminf(fmaxf(x, 0.f) + ROUNDING_MARGIN, 255.f);
 }
-// By tables of 256 levels for each of three channels, one after another.
+// Look up pixel values in three tables of 256 entries, one for each channel.
 FASTAUG_FUNCTION void translate(byte* pixel, int, const byte* table) {
   for (int c = 0; c < 3; ++c) pixel[c] = table[256 * c + pixel[c]];
 }
@@ -38,7 +38,7 @@ template <class T>
 FASTAUG_FUNCTION void write_out(T* to, int there, float x) { store(to, there, x); }
 FASTAUG_FUNCTION void all_written_out() {}
 
-// Numbers of a row at a place, and three further, and so on.
+// Numbers of a row at a position, then three further, and so on.
 template <int>
 class Taken {
  public:
@@ -65,20 +65,20 @@ FASTAUG_FUNCTION floats multiply_add(floats a, floats b, floats c) {
 #endif
 }
 
-// By tables of 256 levels for each of three channels, one after another.
+// Look up pixel values in three tables of 256 entries, one for each channel.
 FASTAUG_FUNCTION void translate(byte* __restrict pixels, int there, const byte* __restrict table) {
 #ifdef __AVX512VBMI__
   if (there == 64) {
     const __m512i *from = (const __m512i*)table;
     for (int part = 0; part < 3; ++part) {  // channels begin with another one in each vector
-      const __m512i levels = _mm512_loadu_si512(pixels + 64 * part);
-      const __mmask64 high = _mm512_movepi8_mask(levels);
-      __m512i found = levels;
+      const __m512i values = _mm512_loadu_si512(pixels + 64 * part);
+      const __mmask64 high = _mm512_movepi8_mask(values);
+      __m512i found = values;
       for (int c = 0; c < 3; ++c) {
         const __m512i low_half = _mm512_permutex2var_epi8(
-            _mm512_loadu_si512(from + 4 * c), levels, _mm512_loadu_si512(from + 4 * c + 1));
+            _mm512_loadu_si512(from + 4 * c), values, _mm512_loadu_si512(from + 4 * c + 1));
         const __m512i high_half = _mm512_permutex2var_epi8(
-            _mm512_loadu_si512(from + 4 * c + 2), levels, _mm512_loadu_si512(from + 4 * c + 3));
+            _mm512_loadu_si512(from + 4 * c + 2), values, _mm512_loadu_si512(from + 4 * c + 3));
         const __mmask64 every_third = 0x9249249249249249ull;
         const int shift = (c + 2 * part) % 3;  // of the first one that is of channel c
         const __mmask64 own = every_third << shift;
@@ -94,7 +94,7 @@ FASTAUG_FUNCTION void translate(byte* __restrict pixels, int there, const byte* 
     pixels[0] = red[pixels[0]], pixels[1] = green[pixels[1]], pixels[2] = blue[pixels[2]];
 }
 
-// Pixels of a view from those that begin at `places`, which is negative for a fill.
+// Copy the pixels that begin at `places`; a negative place stands for the fill value.
 FASTAUG_FUNCTION void move_pixels(byte* __restrict to, const byte* __restrict view,
                                   const int* places, int there, byte fill) {
 #ifdef __AVX512VBMI__
@@ -118,46 +118,46 @@ FASTAUG_FUNCTION void move_pixels(byte* __restrict to, const byte* __restrict vi
     for (int c = 0; c < 3; ++c) to[c] = places[i] < 0 ? fill : view[places[i] + c];
 }
 
-typedef byte level_bytes __attribute__((vector_size(LANES)));
+typedef byte value_bytes __attribute__((vector_size(LANES)));
 
-FASTAUG_FUNCTION floats load_levels(const byte* from, int there) {
-  level_bytes stored = {};
+FASTAUG_FUNCTION floats load_pixel_values(const byte* from, int there) {
+  value_bytes stored = {};
   if (there < LANES)
     for (int i = 0; i < there; ++i) stored[i] = from[i];
   else
     std::memcpy(&stored, from, sizeof stored);
-#ifdef __AVX512F__  // compilers take detours
+#ifdef __AVX512F__  // faster than what compilers generate
   return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32((__m128i)stored));
 #else
   return __builtin_convertvector(__builtin_convertvector(stored, ints), floats);
 #endif
 }
 
-// Levels at LANES places, below 64; `there` of them are in the row.
-FASTAUG_FUNCTION floats take_levels(const byte* from, int there, const int* places) {
+// Pixel values at LANES positions below 64; `there` of them are in the row.
+FASTAUG_FUNCTION floats take_pixel_values(const byte* from, int there, const int* places) {
 #ifdef __AVX512VBMI__
   const __mmask64 in_row = there < 64 ? (1ull << there) - 1 : ~0ull;
-  const __m512i levels = _mm512_maskz_loadu_epi8(in_row, from);
-  // One byte of each place, the other three become 0: a level as an integer.
+  const __m512i values = _mm512_maskz_loadu_epi8(in_row, from);
+  // One byte of each integer; the other three become 0.
   const __mmask64 every_fourth = 0x1111111111111111ull;
   return _mm512_cvtepi32_ps(
-      _mm512_maskz_permutexvar_epi8(every_fourth, _mm512_loadu_si512(places), levels));
+      _mm512_maskz_permutexvar_epi8(every_fourth, _mm512_loadu_si512(places), values));
 #else
-  ints levels;
-  for (int i = 0; i < LANES; ++i) levels[i] = from[places[i]];
-  return __builtin_convertvector(levels, floats);
+  ints values;
+  for (int i = 0; i < LANES; ++i) values[i] = from[places[i]];
+  return __builtin_convertvector(values, floats);
 #endif
 }
 
-// Cut to whole levels.
-FASTAUG_FUNCTION void store_levels(byte* to, int there, floats x) {
+// Truncated to integers.
+FASTAUG_FUNCTION void store_pixel_values(byte* to, int there, floats x) {
   x = maximum(x, floats{}) + ROUNDING_MARGIN;
   x = x < 255.f ? x : floats{} + 255.f;
 #ifdef __AVX512F__
-  const level_bytes stored = (level_bytes)_mm512_cvtepi32_epi8(_mm512_cvttps_epi32(x));
+  const value_bytes stored = (value_bytes)_mm512_cvtepi32_epi8(_mm512_cvttps_epi32(x));
 #else
-  const level_bytes stored =
-      __builtin_convertvector(__builtin_convertvector(x, ints), level_bytes);
+  const value_bytes stored =
+      __builtin_convertvector(__builtin_convertvector(x, ints), value_bytes);
 #endif
   if (there < LANES)
     for (int i = 0; i < there; ++i) to[i] = stored[i];
@@ -165,7 +165,7 @@ FASTAUG_FUNCTION void store_levels(byte* to, int there, floats x) {
     std::memcpy(to, &stored, sizeof stored);
 }
 
-// Past the caches: views leave a core faster than they fit into them, and are read much later.
+// Bypasses the caches: views do not fit into them, and are read much later.
 template <class T>
 FASTAUG_FUNCTION void write_out(T* to, int there, floats x) {
 #ifdef __AVX512F__
@@ -181,14 +181,14 @@ FASTAUG_FUNCTION void write_out(T* to, int there, floats x) {
 }
 FASTAUG_FUNCTION void all_written_out() {
 #ifdef __AVX512F__
-  _mm_sfence();  // such stores have an order of their own
+  _mm_sfence();  // streaming stores are not ordered with other stores
 #endif
 }
 
-// Numbers of a row at LANES places, and three further, and so on. WINDOW: how far they reach. What
-// can be loaded in order and permuted need not be gathered, which takes several times as long.
+// Numbers of a row at LANES positions, then three further, and so on. WINDOW: how far they reach.
+// Contiguous loads with a permutation are several times faster than a gather.
 //   1  all of them, with their successors, are within the next 32 numbers of the row
-//   2  those of one step are     3  they are within 64     0  they are anywhere
+//   2  those of one step are     3  those of one step are within 64     0  they are anywhere
 template <int WINDOW>
 class Taken {
  public:
