@@ -1,13 +1,13 @@
-"""PREDICTION of training on GPUs that are not at hand: images/s, and what limits, versus K.
+"""PREDICTION of training on GPUs that were not measured: images/s and the bottleneck, versus K.
 
     python benchmarks/predict.py [--quick] [--gpus A100 H100 L4 B200] [--count 1 8 64 512 4096]
     python benchmarks/predict.py --check [benchmarks/results/throughput.csv]
     python benchmarks/predict.py --paper [--experiments NAME ...] [--tune-one-seed]
 
 Nothing here has run on a GPU. benchmarks/parts/step_model.py is the model and lists every input
-with its source. The band has all assumptions at their slow and all at their fast end. --check puts
-this machine's CPU into the same model and compares it with what benchmarks/throughput.py measured.
---paper prints the GPU hours of the paper's experiments, the table of docs/paper.md.
+with its source. The band goes from all assumptions at their slow end to all at their fast end.
+--check applies the same model to this machine's CPU and compares it with the measurements of
+benchmarks/throughput.py. --paper prints the GPU hours of the paper's experiments.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Options:
-    """PREDICTION of images/s and of what limits a training on GPUs, versus their number and K."""
+    """PREDICTION of images/s and the bottleneck of training, versus the number of GPUs and K."""
 
     gpus: tuple[str, ...] = ()
     """A100, H100, L4, B200; default: all, with --paper A100 and H100."""
@@ -57,7 +57,7 @@ class Options:
     views: tuple[int, ...] = (1, 2, 4, 8, 16)
     """Numbers of views K."""
     model: str = "nf_resnet50"
-    """As --model of fastaug.train."""
+    """Model, as for fastaug.train."""
     classes: int = 1000
     """Number of classes."""
     size: int = 224
@@ -71,9 +71,9 @@ class Options:
     decode: Literal["gpu", "cpu"] = "gpu"
     """Where JPEGs are decoded."""
     storage: float = step_model.STORAGE_RATE.value / 1e9
-    """GB/s that all GPUs together read."""
+    """Read rate of the storage in GB/s, for all GPUs together."""
     image_bytes: int = int(step_model.IMAGE_BYTES.value)
-    """Bytes of a JPEG; decode rates stay those of images of ImageNet's size."""
+    """Bytes of a JPEG; decode rates stay those for images of ImageNet's size."""
     assume: tuple[str, ...] = ()
     """Values that replace assumed ones, as NAME=NUMBER, for example compute=0.6; the names are
     printed with every prediction."""
@@ -88,7 +88,7 @@ class Options:
     """With --paper: tune rate and epochs with one seed and run the other seeds only at the choice
     (fastaug.sweep --tune-seeds 1); the middle number of epochs stands for the choice."""
     quick: bool = False
-    """Few GPUs, counts and K; other flags change single values."""
+    """Few GPUs, counts and K; other flags override single values."""
     out: str = "benchmarks/results"
     """Folder of predict.csv, to which rows are appended, and of predict.png."""
     debug: bool = False
@@ -144,7 +144,7 @@ class Options:
     def title(self) -> str:
         return (
             f"{self.model}, {self.size} px, {self.precision}, {self.augment}, "
-            f"{self.batch_size} views on each GPU, storage {self.storage:g} GB/s in all"
+            f"{self.batch_size} views per GPU, storage {self.storage:g} GB/s in total"
         )
 
 
@@ -248,7 +248,7 @@ def predict_gpu(gpu: str, work: Work, options: Options) -> list[Row]:
 
 
 def conclusions(gpu: str, work: Work, options: Options) -> Iterator[str]:
-    """From which K on decoding is not the limit, and a comparison with published numbers."""
+    """The K from which decoding is not the limit, and a comparison with published numbers."""
     size = options.image_bytes
     rates = [_rates(gpu, options, case) for case in CASES.values()]
     found = [step_model.crossover_k(work, own, options.views, image_bytes=size) for own in rates]
@@ -338,7 +338,7 @@ def _short(value: float) -> str:
 
 
 def one_gpu_table(run: Sequence[Mapping[str, str]]) -> Table:
-    """Views/s of one GPU, the band, and what limits."""
+    """Views/s of one GPU, the band, and the limit."""
     found = {
         (row["device"], row["K"]): row
         for row in run

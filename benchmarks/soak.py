@@ -1,14 +1,14 @@
-"""A long training, watched for leaks.
+"""A long training run, monitored for leaks.
 
     python benchmarks/soak.py --minutes 60 --out runs/soak
     python benchmarks/soak.py --minutes 20 --out runs/soak-torch -- --loader torch --workers 2
     python benchmarks/soak.py --report runs/soak/soak.csv
 
 Starts python -m fastaug.train --dali on the built-in data, with an evaluation and a checkpoint
-after each epoch and more epochs than fit, samples memory, threads and descriptors of all its
-processes, and ends it with SIGTERM, on which it must save (exit code 143 and last.pt). Flags after
--- go to the training. --out gets soak.csv, soak.png, soak.txt (the verdict), soak.json (command and
-machine), train.log (the training's output) and run/, its run folder.
+after each epoch and more epochs than fit into the time, samples memory, threads and descriptors of
+all its processes, and ends it with SIGTERM, on which it must save (exit code 143 and last.pt).
+Flags after -- go to the training. --out receives soak.csv, soak.png, soak.txt (the verdict),
+soak.json (command and machine), train.log (the training's output) and run/, its run folder.
 
 Memory rises and falls within an epoch (evaluation, checkpoint, loaders that start and stop), and
 over several epochs: protobuf, which TensorBoard's events use, returns all free memory to the system
@@ -52,7 +52,7 @@ from fastaug.runtime.atomic import write_json
 from fastaug.runtime.signals import StopSignals, TrainingInterruptedError
 
 TRAINING = ("--dali", "--epochs", "100000", "--schedule", "halving", "--eval-every", "1")
-"""The halving schedule keeps the rate constant for half of the epochs: all hours are alike."""
+"""The halving schedule keeps the rate constant for half of the epochs, so all hours are alike."""
 START_SECONDS = 600
 """Limit for reaching the first step: data sets are scanned and kernels compiled."""
 SAVE_SECONDS = 120
@@ -61,7 +61,7 @@ SAVED = 128 + signal.SIGTERM
 PR_SET_PDEATHSIG = 1
 
 WARM_UP = 0.2
-"""Share of the time that is not judged: pools, caches and the heap reach their size."""
+"""Share of the time that is not judged, in which pools, caches and the heap reach their size."""
 WARM_UP_EPOCHS = 2
 """The second epoch is the first one after an evaluation and a checkpoint."""
 GROUP_SAMPLES = 8
@@ -77,7 +77,7 @@ is a steep slope."""
 SPREAD = 2.0
 """Minimum growth in standard deviations of the values around the slope."""
 STEP_SHARE, STEP_MIB = 0.05, 25.0
-"""Growth between the first and the last third that is a leak whatever the slope: Theil and Sen's
+"""Growth between the first and the last third that is a leak regardless of the slope: the Theil-Sen
 slope of a few large steps is zero."""
 
 
@@ -93,7 +93,7 @@ class Options:
     out: str = "runs/soak"
     """Folder of soak.csv, soak.png, soak.txt, train.log and run/; must not contain a soak."""
     report: str = ""
-    """Train nothing: judge and draw this soak.csv again."""
+    """Do not train: judge and draw this soak.csv again."""
     debug: bool = False
     """Show the traceback of an error."""
 
@@ -343,7 +343,7 @@ def judge(samples: Sequence[Sample]) -> list[Trend]:
 
 
 def group_epochs(samples: Sequence[Sample]) -> list[list[Sample]]:
-    """Groups of whole epochs after the warm-up. The last epoch is cut short, and left out."""
+    """Groups of whole epochs after the warm-up, without the last epoch, which is incomplete."""
     epochs: dict[int, list[Sample]] = {}
     for sample in samples:
         epochs.setdefault(int(sample.epoch), []).append(sample)

@@ -1,15 +1,15 @@
-"""Images per second versus K: the cost of another view, and where the time of a step goes.
+"""Images per second versus K: the cost of another view, and the parts of a step's time.
 
     python benchmarks/throughput.py [--quick] [--data DATA] [--views 1 2 4 8 16]
     python benchmarks/throughput.py --parts loaders --data cifar-like --size 32 --crop pad \
         --views 16 --batch-size 64 --out benchmarks/results/cifar
     python benchmarks/throughput.py --compare before.csv after.csv
 
-loaders: fastaug's three and those in common use, by themselves, on the same files, to the same
+loaders: fastaug's three and commonly used ones, without training, on the same files, with the same
 output (benchmarks/parts/loaders.py). stages: the parts of a training step, each by itself, and
 whole steps with the real loader and with synthetic views (benchmarks/parts/stages.py). All take
 turns in rounds, in a new order each round. A batch has --batch-size views at every K, as in
-training. The files are in the system's cache: reading from storage is not measured.
+training. The files are in the page cache: reading from storage is not measured.
 """
 
 from __future__ import annotations
@@ -58,32 +58,32 @@ class Options:
     views: tuple[int, ...] = (1, 2, 4, 8, 16)
     """Numbers of views K; each must divide --batch-size."""
     data: str = ""
-    """As --data of the training, or a folder of images; default: 256 photo-like JPEGs of about
-    500 x 375, generated once and cached; cifar-like: images of 32 px cut out of them, as many as
-    CIFAR has, in memory, for --size 32 --crop pad."""
+    """Data, as for fastaug.train, or a folder of images. Default: 256 photo-like JPEGs of about
+    500 x 375, generated once and cached; cifar-like: 32 px crops of them, the number of CIFAR's
+    images, in memory, for --size 32 --crop pad."""
     parts: tuple[Literal["loaders", "stages"], ...] = ("loaders", "stages")
-    """loaders: side by side, by themselves; stages: a training step and its parts."""
+    """loaders: loaders without training; stages: a training step and its parts."""
     loaders: tuple[str, ...] = ()
     """Loaders to measure: "fastaug fused", "fastaug dali operators", "fastaug torch",
     "torchvision, one decode", "torchvision, K decodes", "timm, K decodes", "ffcv"; default: all."""
     policies: tuple[Literal["crop-flip", "randaugment"], ...] = ("crop-flip", "randaugment")
     """Augmentation of a view; the stages use the first one."""
     crop: Literal["resized", "pad"] = "resized"
-    """As --crop of the training."""
+    """Crop, as for fastaug.train."""
     interpolation: Literal["bilinear", "bicubic"] = "bilinear"
-    """How all loaders except ffcv resize a crop. The default is torchvision's; the training's is
-    bicubic without antialiasing."""
+    """How all loaders except ffcv resize a crop. The default is torchvision's; that of
+    fastaug.train is bicubic without antialiasing."""
     antialias: bool = True
-    """Antialias crops, torchvision's default. timm always does, and takes no part without it."""
+    """Antialias crops, torchvision's default. timm always does, and is skipped without it."""
     randaugment_layers: int = 2
-    """Operations of RandAugment."""
+    """Number of RandAugment's operations."""
     randaugment_magnitude: float = 5.0
     """Magnitude of RandAugment, 0 to 10."""
     loader: Own = "fused"
-    """Loader of the stages. fused and dali: --loader dali of the training with that
+    """Loader of the stages. fused and dali: --loader dali of fastaug.train with that
     --views-engine."""
     model: str = ""
-    """As --model of the training; default: nf_resnet50 on a GPU, nf_resnet26 on a CPU."""
+    """Model, as for fastaug.train; default: nf_resnet50 on a GPU, nf_resnet26 on a CPU."""
     classes: int = 1000
     """Outputs of the network, C."""
     size: int = 224
@@ -99,17 +99,17 @@ class Options:
     repeats: int = 5
     """Rounds; everything is timed once per round."""
     turn_seconds: float = 0.7
-    """Approximate duration of a turn, after as long to settle."""
+    """Approximate duration of a turn, after the same time to settle."""
     quick: bool = False
-    """Under a minute: K of 1 and 8, four loaders, crop and flip, small views, few rounds; other
-    flags change single values."""
+    """Takes under a minute: K of 1 and 8, four loaders, crop and flip, small views, few rounds.
+    Other flags override single values."""
     out: str = "benchmarks/results"
     """Folder of throughput.csv, to which rows are appended, and of throughput.png."""
     compare: tuple[str, ...] = ()
-    """Measure nothing: compare the last run of the second file with that of the first, or the last
-    two runs of one file. Exit code 1 if something became slower beyond the noise."""
+    """Do not measure: compare the last run of the second file with that of the first, or the last
+    two runs of one file. Exit code 1 if something became slower by more than the noise."""
     plot_only: bool = False
-    """Measure nothing: draw throughput.png from the last run in throughput.csv."""
+    """Do not measure: draw throughput.png from the last run in throughput.csv."""
     debug: bool = False
     """Show the traceback of an error."""
 

@@ -110,7 +110,7 @@ def _by_style(names: Sequence[str], styles: Mapping[str, object]) -> list[str]:
 
 
 def draw_throughput(run: Sequence[Row], path: Path) -> bool:
-    """A column of panels for each policy, images/s above views/s; the step on the right."""
+    """A column of panels for each policy, images/s above views/s; training steps on the right."""
     found, views, first = index(run), views_of(run), run[0]
     policies = list(
         dict.fromkeys(
@@ -143,7 +143,7 @@ def draw_throughput(run: Sequence[Row], path: Path) -> bool:
             f"{first['batch_size']} views, {first['workers']} loader workers; points: medians, "
             "bars: 20th to 80th percentile"
         )
-        title = "Throughput versus the number of views K of each image\n"
+        title = "Throughput versus the number of views per image, K\n"
         figure.suptitle(title + textwrap.fill(what, 50 * columns), fontsize=10)
         if handles:
             _legend_below(figure, list(handles.values()), list(handles), 2 * columns)
@@ -174,7 +174,7 @@ def _draw_loaders(
             handles[name] = ax.errorbar(
                 k, middle, yerr=spread, color=color, marker=marker, markersize=5, capsize=2
             )
-    _log_axes(ax, views, "views K of each image")
+    _log_axes(ax, views, "views per image, K")
     ax.minorticks_off()
     low, high = ax.get_ylim()
     digits = (1, 2, 5) if high > 15 * low else (1, 1.5, 2, 3, 4, 5, 6, 8)
@@ -203,9 +203,9 @@ def _draw_steps(ax: Any, found: Mapping, steps: Sequence[Key], first: Row) -> No
         ax.text(place, height, text, ha="center", va="bottom", fontsize=8)
     ax.set_ylim(0, 1.35 * max(bottoms))  # room for the legend above the bars
     ax.set_xticks(range(len(steps)), [str(key.K) for key in steps])
-    ax.set_xlabel("views K of each image", fontsize=9)
-    ax.set_ylabel(f"ms for a training step of {first['batch_size']} views", fontsize=9)
-    title = f"Whole steps: {first['model']}, {first['precision']}\n{first['loader']} loader, "
+    ax.set_xlabel("views per image, K", fontsize=9)
+    ax.set_ylabel(f"ms per training step of {first['batch_size']} views", fontsize=9)
+    title = f"Training step: {first['model']}, {first['precision']}\n{first['loader']} loader, "
     ax.set_title(title + policy_name(first, steps[0].policy).split(" (")[0], fontsize=10)
     lines, labels = ax.get_legend_handles_labels()
     ax.legend(lines[::-1], labels[::-1], fontsize=8, loc="upper left", ncols=2, frameon=False)
@@ -241,13 +241,13 @@ def draw_kernels(run: Sequence[Row], path: Path) -> bool:
         handles: dict[str, Any] = {}
         for place, (ax, panel) in enumerate(zip(axes, panels, strict=False)):
             handles |= _draw_kernel_panel(ax, panel)
-            _log_axes(ax, views, "views K")
+            _log_axes(ax, views, "views per image, K")
             ax.set_title(f"C = {int(panel[0]['C']):,}, B = {panel[0]['B']}", fontsize=10)
             if place % columns == 0:
-                ax.set_ylabel("time / cross_entropy's", fontsize=9)
+                ax.set_ylabel("time relative to cross_entropy", fontsize=9)
         for ax in axes[len(panels) :]:
             ax.set_axis_off()
-        what = f"{machine_name(kept[0])}, {kept[0]['dtype']}, average {kept[0]['average']}"
+        what = f"{machine_name(kept[0])}, {kept[0]['dtype']}, average of {kept[0]['average']}"
         title = "Loss and gradient: time relative to cross_entropy\n"
         figure.suptitle(title + textwrap.fill(what, 48 * columns), fontsize=11)
         names = _by_style(list(handles), KERNEL_STYLES)
@@ -304,7 +304,7 @@ def draw_prediction(found: Sequence[Row], path: Path, *, settings: str) -> bool:
     fewest = min(row["count"] for row in images)
     ks = sorted({row["K"] for row in images})
     gpus = f"{fewest:,} GPU" + "s" * (fewest > 1)
-    panels = [("count", fewest, "K", gpus, "views K of each image")]
+    panels = [("count", fewest, "K", gpus, "views per image, K")]
     panels += [
         ("K", k, "count", f"all GPUs together, K = {k}", "number of GPUs")
         for k in dict.fromkeys((ks[0], ks[-1]))
@@ -331,7 +331,7 @@ def draw_prediction(found: Sequence[Row], path: Path, *, settings: str) -> bool:
             Line2D([], [], color="k", ls="", marker=LIMIT_MARKERS[limit], label=f"limit: {limit}")
             for limit in dict.fromkeys(row["limit"] for row in images)
         ]
-        handles.append(Patch(color="k", alpha=0.2, lw=0, label="all assumptions slow to all fast"))
+        handles.append(Patch(color="k", alpha=0.2, lw=0, label="range of the assumptions"))
         _legend_below(figure, handles, [handle.get_label() for handle in handles], 6)
 
     return save_figure(path, (3.7 * len(panels), 4.1), draw, dpi=200)
