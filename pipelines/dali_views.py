@@ -31,7 +31,7 @@ class OperatorViews:
     """The view pipeline, which the caller feeds and waits for."""
 
     padded = True
-    """For --crop pad, images must come with their edges reflected."""
+    """Whether images need reflected borders for --crop pad."""
 
     def __init__(
         self,

@@ -34,7 +34,7 @@ DETAIL = (32.0, 0.7)
 """Standard deviation of the noise where it is roughest: median over pictures, spread of its log."""
 TILE = 512
 SMALL, SMALL_COUNTS = 32, {"train": 50_000, "test": 100}
-"""Side and number of the small images: as many as CIFAR's, more than a core's cache holds."""
+"""Side and number of the small images: the same as CIFAR's, more than a core's cache holds."""
 REDUCED = 4
 """Factor by which photos are reduced before small images are cut out of them."""
 
@@ -49,7 +49,7 @@ def photo_folder(cache: Path | None = None) -> Path:
 
 
 def cifar_like(cache: Path | None = None) -> Path:
-    """An .npz of 32-pixel images, as many as CIFAR has, cut from the photos, cached."""
+    """An .npz of 32-pixel crops of the photos, with CIFAR's number of images, cached."""
     file = (cache or cache_dir()) / f"cifar-like-v{VERSION}.npz"
     with _errors_named(file):
         if not file.is_file():

@@ -327,7 +327,7 @@ class Rates:
     """Images are decoded on the host."""
 
     def seconds(self, moved: float) -> float:
-        """Time to move so many bytes in one operation, at the rate of the nearest size."""
+        """Time to move this many bytes in one operation, at the rate of the nearest size."""
         if not self.memory_by_size:
             return moved / self.memory
         near = min(self.memory_by_size, key=lambda entry: abs(math.log(entry[0] / max(moved, 1))))

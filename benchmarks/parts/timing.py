@@ -118,7 +118,7 @@ def time_calls(
 
 
 def calibrate(call: Call, device: torch.device, least: float = SAMPLE_SECONDS) -> int:
-    """Number of calls that take at least so many seconds."""
+    """Number of calls that take at least this many seconds."""
     loops = 1
     while (taken := seconds_of(call, loops, device)) < least:
         loops = max(2 * loops, math.ceil(1.1 * loops * least / max(taken, 1e-9)))
@@ -196,7 +196,7 @@ def turn(stream: Stream, count: int, device: torch.device, settle: float) -> Tur
 
 
 def first_turn(stream: Stream, device: torch.device, seconds: float) -> tuple[int, Memory]:
-    """How many batches make a turn of so many seconds, and the memory that the pass takes.
+    """How many batches make a turn of this many seconds, and the memory that the pass takes.
 
     Timed over a quarter of a turn: single batches of 0.2 ms may take a tenth or ten times as long,
     as plans are drawn for several at once. Memory is read afterwards, because that takes
@@ -230,7 +230,7 @@ def repeat(call: Call, count: int, device: torch.device) -> Turn:
 
 
 def _settle(stream: Stream, batches: Iterator[Any], seconds: float) -> None:
-    """Consume one batch more than are prefetched, for at least so many seconds.
+    """Consume one batch more than are prefetched, for at least this many seconds.
 
     New worker processes are slow at first: they touch all memory they share with their parent. One
     batch is enough where the work on it is long, because the loader catches up meanwhile.

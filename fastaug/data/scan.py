@@ -270,7 +270,7 @@ class _Table:
 
 
 def _write_bad_list(file: Path, images: ImageSet, bad: Mapping[int, str]) -> Path | None:
-    """Write the bad images to a text file beside the cache file, if possible."""
+    """Write the bad images to a text file next to the cache file, if possible."""
     path = file.with_suffix(".bad.txt")
     try:
         if not bad:

@@ -28,7 +28,7 @@ class Reader(Protocol):
 
 
 READERS: tuple[Reader, ...] = (cifar, shards, folder, npz)
-"""In the order in which they are asked: `folder` takes every folder."""
+"""Asked in this order; `folder` takes every folder."""
 
 
 def open_source(data: str) -> tuple[ImageSet, ImageSet]:

@@ -87,7 +87,7 @@ def image_kl(kernel: Kernel | str, logits: Tensor) -> Tensor:
 
 
 def _resolved(kernel: Kernel | str, logits: Tensor, average: Average | None) -> Kernel | str:
-    """In a graph that is being compiled, kernels stay names: each run of the graph looks it up."""
+    """The kernel; while compiling only its name, which each run of the graph looks up."""
     return kernel if torch.compiler.is_compiling() else find_kernel(kernel, logits, average)
 
 

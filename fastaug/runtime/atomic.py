@@ -17,7 +17,7 @@ TEMPORARY = ".*.tmp*"
 
 @contextmanager
 def atomic_write(path: Path, suffix: str = "") -> Iterator[Path]:
-    """Yield a temporary path beside `path`, and rename it to `path` once its content is on disk.
+    """Yield a temporary path next to `path`, and rename it to `path` once its content is on disk.
 
     If the context raises, `path` is unchanged: a reader finds the old file or the new one.
     suffix: end of the temporary name, for writers that depend on it. By default it is one that a

@@ -67,7 +67,7 @@ def worker_trace_file() -> str | None:
 
 
 def start_worker_tracing(path: str | None) -> None:
-    """In a worker: write ranges to the file, instead of what the fork inherited; None: nowhere."""
+    """Write the ranges of this worker process to the file, not where its parent does; None: off."""
     global _make_range
     _make_range = None
     if path is None:

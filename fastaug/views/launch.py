@@ -24,7 +24,7 @@ RESERVED = 1024
 MOST_ROWS = 8
 """Maximum rows of a strip: threads sync twice per strip, and 8 rows are some hundred sums each."""
 MOST_SCRATCH = 2**30
-"""Bytes of global memory for all blocks; a block that needs more than that runs by itself."""
+"""Bytes of global memory for all blocks; with a block that needs more, only one runs."""
 _TABLES = 3 * 256 + 3 * 256 // 4
 """Numbers that operations store in the memory of the strip."""
 
