@@ -181,4 +181,4 @@ class TestCommand:
 
     def test_no_checkpoint(self, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
         assert cli.run(evaluate.main, [str(tmp_path)]) == 2
-        assert "no checkpoint there" in capsys.readouterr().err
+        assert f"error: {tmp_path}: " in capsys.readouterr().err
