@@ -19,7 +19,7 @@ setup(
     long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
-    python_requires=">=3.10",
+    python_requires=">=3.11",
     packages=[
         *("fastaug", "fastaug.engine", "fastaug.runs", "fastaug.runtime", "fastaug.data"),
         *("fastaug.data.readers", "fastaug.views", "fastaug.kernels", "fastaug.toolchain"),
@@ -56,7 +56,9 @@ setup(
             *PAPER,  # matplotlib also draws the plots of benchmarks/
             "build",
             "hypothesis",
+            "ipykernel",  # with nbclient: runs examples/quickstart.ipynb in a test
             "mypy",
+            "nbclient",
             "pre-commit",
             "psutil",  # benchmarks/: CPU time, memory and descriptors
             "pytest",
