@@ -126,6 +126,7 @@ TABLES: Mapping[str, tuple[Source, Callable[[Sequence[Row]], list[str]]]] = {
     "in-memory-64": (SMALL(batch_size="64"), markdown(throughput_tables.in_memory)),
     "in-memory-1024": (SMALL(batch_size="1024"), markdown(throughput_tables.in_memory)),
     "stages": (PHOTOS, markdown(throughput_tables.stages)),
+    "view-cost": (PHOTOS, markdown(throughput_tables.view_cost)),
     "shares": (PHOTOS, markdown(throughput_tables.shares)),
     "prediction-one-gpu": (GPUS, markdown(predict.one_gpu_table)),
     "prediction-many-gpus": (GPUS, markdown(predict.many_gpus_table)),
