@@ -57,10 +57,10 @@ check: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# The page of flags is written from the config dataclasses first.
+# The page of flags is written first. No --quiet: with it --strict would not see the warnings.
 docs: $(INSTALLED)
 	$(BIN)/python docs/generate_flags.py
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 install: $(INSTALLED)
 

@@ -40,7 +40,7 @@ page from the config dataclasses (`fastaug/*/config.py`).
 "Resume" says whether `--resume` may be given another value. A setting marked "no" decides what is
 computed: a resumed run keeps it, and another value is an error.
 
-Besides these, `--dali` is short for `--loader dali`, and `--list-recipes` lists the recipes and
+Two more: `--dali` is short for `--loader dali`, and `--list-recipes` lists the recipes and
 exits. A switch (default: off) takes no value.
 """
 
