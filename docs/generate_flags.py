@@ -40,8 +40,9 @@ page from the config dataclasses (`fastaug/*/config.py`).
 "Resume" says whether `--resume` may be given another value. A setting marked "no" decides what is
 computed: a resumed run keeps it, and another value is an error.
 
-Two more: `--dali` is short for `--loader dali`, and `--list-recipes` lists the recipes and
-exits. A switch (default: off) takes no value.
+Defaults are those of the config classes; a recipe (`--recipe`, default `shapes`) may change them.
+A switch (default: off) takes no value. Two more flags: `--dali` is short for `--loader dali`, and
+`--list-recipes` lists the recipes and exits.
 """
 
 
