@@ -11,6 +11,8 @@ VERSION = re.search(r'__version__ = "(.+)"', (ROOT / "fastaug/__init__.py").read
 EXPORT = ["onnx", "onnxscript", "onnxruntime"]
 # fastaug.sweep; fastaug.figures; fastaug.report. Before 4.9 Optuna names its retries differently.
 PAPER = ["optuna>=4.9", "matplotlib", "jinja2"]
+# make docs
+DOCS = ["mkdocs", "mkdocs-material"]
 
 setup(
     name="fastaug",
@@ -51,8 +53,10 @@ setup(
     extras_require={
         "export": EXPORT,
         "paper": PAPER,
+        "docs": DOCS,
         "dev": [
             *EXPORT,
+            *DOCS,
             *PAPER,  # matplotlib also draws the plots of benchmarks/
             "build",
             "hypothesis",
