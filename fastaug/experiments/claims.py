@@ -22,6 +22,8 @@ ERRORS = 2.0
 """Standard errors that a difference must be away from 0."""
 AROUND_ONE = (0.5, 2.0)
 """Weights of the regularizer that count as around 1."""
+MIN_SETTINGS = 3
+"""Settings that make a sweep."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,29 @@ def check_claims(selected: Selected) -> list[Claim]:
     ]
     one_seed = all(len(chosen.runs) == 1 for chosen in selected.chosen.values())
     return [_tempered(claim) for claim in claims] if one_seed else claims
+
+
+@dataclass(frozen=True)
+class PaperSweep:
+    """A family that the paper's claims can be checked with."""
+
+    selected: Selected
+    claims: list[Claim]
+
+
+def paper_sweeps(selected: Iterable[Selected]) -> list[PaperSweep]:
+    """The families that are sweeps of one of the paper's grids, in whole or in part.
+
+    A sweep has at least three settings and can check a claim on training. Two runs with and without
+    the regularizer are a comparison, and test-time augmentation can be checked with any run.
+    """
+    sweeps = []
+    for one in selected:
+        *on_training, on_test_time = check_claims(one)
+        checked = any(claim.verdict != "not run" for claim in on_training)
+        if checked and len(one.chosen) >= MIN_SETTINGS:
+            sweeps.append(PaperSweep(one, [*on_training, on_test_time]))
+    return sweeps
 
 
 def _tempered(claim: Claim) -> Claim:
