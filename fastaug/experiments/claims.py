@@ -22,7 +22,7 @@ ERRORS = 2.0
 """Standard errors that a difference must be away from 0."""
 AROUND_ONE = (0.5, 2.0)
 """Weights of the regularizer that count as around 1."""
-MIN_SETTINGS = 3
+MIN_SETTINGS = 4
 """Settings that make a sweep."""
 
 
@@ -111,7 +111,7 @@ class PaperSweep:
 def paper_sweeps(selected: Iterable[Selected]) -> list[PaperSweep]:
     """The families that are sweeps of one of the paper's grids, in whole or in part.
 
-    A sweep has at least three settings and can check a claim on training. Two runs with and without
+    A sweep has at least four settings and can check a claim on training. Two runs with and without
     the regularizer are a comparison, and test-time augmentation can be checked with any run.
     """
     sweeps = []
