@@ -380,7 +380,8 @@ def test_two_runs_that_differ_in_one_setting_say_what_it_did(
     assert effect in " ".join(line.strip() for line in lines)
     assert all(len(line.rstrip()) <= 80 for line in lines[:-1])
     assert any(effect in text for text in page.texts)
-    assert lines[0].split() == ["run", "--kl-weight", *"top-1 TTA top-1 invariance state".split()]
+    titles = ["top-1", "TTA", "top-1", "invariance", "state"]
+    assert lines[0].split() == ["run", "--kl-weight", *titles]
     assert lines[1].split() == ["with-kl", "1", "98.2%", "100.2%", "0.206", "finished"]
     assert lines[2].split() == ["without-kl", "0", "94.8%", "96.8%", "0.559", "finished"]
 

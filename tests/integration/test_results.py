@@ -82,7 +82,7 @@ def test_runs_that_differ_in_anything_else_are_not(runs: RunWriter, change: dict
         ("summary.json", '{"finished": true, "measures": 3}', "measures"),
     ],
 )
-def test_a_run_that_cannot_be_read_is_skipped(
+def test_a_run_without_a_result_is_named(
     runs: RunWriter, file: str, content: str | None, reason: str
 ) -> None:
     folder, good = runs.add(0.5), runs.add(0.6)
