@@ -91,14 +91,14 @@ def _selection_text(selected: Selected) -> str:
     if selected.on == "validation":
         share = 100 * selected.family.config.data.validation
         return (
-            f"lr and epochs were chosen by top-1 on held-out images, {share:g}% of the training images "
-            "(tried: number of candidates); the measures are on the test images, which were not used for "
-            "choosing (mean over the seeds ± half the range)"
+            "lr and epochs were chosen (tried: number of candidates) by top-1 on held-out images, "
+            f"{share:g}% of the training images; the measures are on the test images, which were "
+            "not used for choosing (mean over the seeds ± half the range)"
         )
     return (
         "lr and epochs were chosen by top-1 on the test images (tried: number of candidates), as "
-        "the paper appears to do; the measures (mean over the seeds ± half the range) are therefore "
-        "optimistic"
+        "the paper appears to do; the measures (mean over the seeds ± half the range) are "
+        "therefore optimistic"
     )
 
 
@@ -110,7 +110,7 @@ def _edge_notes(selected: Selected) -> Iterator[str]:
             settings.setdefault(edge, []).append(chosen.setting.label)
     for edge, labels in settings.items():
         yield (
-            f"note: the {edge} tried was best for {len(labels)} of {len(selected.chosen)} settings "
+            f"note: {len(labels)} of {len(selected.chosen)} settings are best with the {edge} tried "
             f"({'; '.join(labels[:3])}{'; ...' if len(labels) > 3 else ''}): a wider grid may be "
             "better; with the same --out only new runs are trained"
         )

@@ -55,8 +55,8 @@ def machine_slots(sweep: SweepConfig, device: str) -> list[Slot]:
         jobs = sweep.jobs or max(1, gpus // sweep.ranks)
         if jobs * sweep.ranks > gpus:
             raise ConfigError(
-                f"--jobs {jobs} x --ranks {sweep.ranks} needs {jobs * sweep.ranks} GPUs, but there are "
-                f"{gpus}; lower --jobs or --ranks"
+                f"--jobs {jobs} x --ranks {sweep.ranks} needs {jobs * sweep.ranks} GPUs, but there "
+                f"are {gpus}; lower --jobs or --ranks"
             )
         return [Slot(i, {"CUDA_VISIBLE_DEVICES": _gpus(i, sweep.ranks)}) for i in range(jobs)]
     cores = core_count()

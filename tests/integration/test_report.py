@@ -386,6 +386,16 @@ def test_two_runs_that_differ_in_one_setting_say_what_it_did(
     assert lines[2].split() == ["without-kl", "0", "94.8%", "96.8%", "0.559", "finished"]
 
 
+def test_the_larger_value_comes_first_also_if_it_is_worse(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(tmp_path / "a", PLAIN.replace(views=2), measures(0.9))
+    write_run(tmp_path / "b", PLAIN.replace(views=4, workers=7), measures(0.8))
+    written(tmp_path)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "--views 4 instead of 2: top-1 80.0% vs 90.0% (-10.0 points)" in printed
+
+
 @pytest.mark.parametrize("change", [{"lr": 0.5}, {"kl_weight": 1.0}])
 def test_other_runs_have_no_such_sentence(
     change: dict, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -446,7 +456,8 @@ def test_many_runs_are_colored_by_a_setting(
 def test_many_runs_without_a_setting_to_color_by_have_the_best_in_color(tmp_path: Path) -> None:
     for seed in range(MAX_COLORS + 3):
         folder = tmp_path / str(seed)
-        write_run(folder, PLAIN.replace(seed=seed), measures(seed / 100), lines=metrics_lines(1, 1))
+        config = PLAIN.replace(lr=0.1 + seed, seed=seed % 2)
+        write_run(folder, config, measures(seed / 100), lines=metrics_lines(1, 1))
     page = written(tmp_path)
     styles = [given["data-style"] for _, given in page.tags if "data-style" in given]
     assert styles == [*map(str, range(1, MAX_COLORS + 1)), "0"]

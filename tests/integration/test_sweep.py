@@ -210,9 +210,9 @@ def test_rate_and_epochs_are_chosen_for_each_setting_and_rerun(
     assert {tuple(s["runs"]) for s in settings} == {("0", "1", "2")}
     printed = " ".join(capsys.readouterr().out.split())
     assert "10% of the training images" in printed
-    assert "1 of 3 settings have chosen the largest lr tried (K=2, average" in printed
-    assert "2 of 3 settings have chosen the smallest lr tried (K=1; K=2" in printed
-    assert "1 of 3 settings have chosen the fewest epochs tried" in printed
+    assert "1 of 3 settings are best with the largest lr tried (K=2, average" in printed
+    assert "2 of 3 settings are best with the smallest lr tried (K=1; K=2" in printed
+    assert "1 of 3 settings are best with the fewest epochs tried" in printed
 
 
 def test_a_choice_on_the_test_images_is_reported(
