@@ -54,8 +54,8 @@ def main(args: Sequence[str]) -> int:
     selected = select_families(results, config.select_on)
     left_out = few(results.without_result, show=lambda one: f"{one.folder} ({one.reason})")
     if not selected and set(config.only) != {"toy"}:  # it is not drawn from runs
-        where, found = ", ".join(config.runs), f"; found {left_out}" if left_out else ""
-        raise DataError(f"{where}: no finished run, and figures need some{found}")
+        where, found = ", ".join(config.runs), f" (only {left_out})" if left_out else ""
+        raise DataError(f"{where}: no finished run{found}; figures need finished runs")
     if left_out:
         print(printable(f"{counted(len(results.without_result), 'run')} left out: {left_out}"))
     out = Path(config.out or Path(config.runs[0]) / "figures").expanduser()

@@ -110,8 +110,8 @@ def _edge_notes(selected: Selected) -> Iterator[str]:
             settings.setdefault(edge, []).append(chosen.setting.label)
     for edge, labels in settings.items():
         yield (
-            f"note: {len(labels)} of {len(selected.chosen)} settings are best with the {edge} tried "
-            f"({'; '.join(labels[:3])}{'; ...' if len(labels) > 3 else ''}): a wider grid may be "
+            f"note: {len(labels)} of {len(selected.chosen)} settings are best with the {edge} "
+            f"tried ({'; '.join(labels[:3])}{'; ...' if len(labels) > 3 else ''}): a wider grid may be "
             "better; with the same --out only new runs are trained"
         )
 
