@@ -109,10 +109,11 @@ def _edge_notes(selected: Selected) -> Iterator[str]:
         for edge in chosen.edges:
             settings.setdefault(edge, []).append(chosen.setting.label)
     for edge, labels in settings.items():
+        some = f"{'; '.join(labels[:3])}{'; ...' if len(labels) > 3 else ''}"
         yield (
             f"note: {len(labels)} of {len(selected.chosen)} settings are best with the {edge} "
-            f"tried ({'; '.join(labels[:3])}{'; ...' if len(labels) > 3 else ''}): a wider grid may be "
-            "better; with the same --out only new runs are trained"
+            f"tried ({some}): a wider grid may be better; with the same --out only new runs are "
+            "trained"
         )
 
 
