@@ -8,7 +8,7 @@ BIN := $(FASTAUG_VENV)/bin
 # Names what is installed: the requirements, this folder (the install is editable) and the Python.
 INSTALLED := $(FASTAUG_VENV)/.installed-$(shell { cat setup.py pyproject.toml constraints.txt; pwd; $(PYTHON) --version; } | cksum | tr ' ' -)
 
-.PHONY: help train test test-all test-slow bench paper-mini check install clean
+.PHONY: help train test test-all test-slow bench paper-mini check docs install clean
 
 help:
 	@echo "make train   train on the built-in data set, in about 2 minutes on two cores"
@@ -17,6 +17,7 @@ help:
 	@echo "make bench   images per second versus K and what GPUs should do, quick forms, in about 2 minutes"
 	@echo "make paper-mini  the paper's claims in small, on the built-in data and DATA=CIFAR-LIKE-FOLDER, in about an hour; resumable"
 	@echo "make check   ruff, ruff format --check, mypy"
+	@echo "make docs    build the documentation into build/site; a broken link fails"
 	@echo "make install make the virtual environment ($(FASTAUG_VENV)) and install fastaug into it"
 	@echo "make clean   remove $(FASTAUG_VENV) and caches of the tools"
 
@@ -55,6 +56,11 @@ check: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The page of flags is written first. No --quiet: with it --strict would not see the warnings.
+docs: $(INSTALLED)
+	$(BIN)/python docs/generate_flags.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 install: $(INSTALLED)
 

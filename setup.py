@@ -11,6 +11,8 @@ VERSION = re.search(r'__version__ = "(.+)"', (ROOT / "fastaug/__init__.py").read
 EXPORT = ["onnx", "onnxscript", "onnxruntime"]
 # fastaug.sweep; fastaug.figures; fastaug.report. Before 4.9 Optuna names its retries differently.
 PAPER = ["optuna>=4.9", "matplotlib", "jinja2"]
+# make docs
+DOCS = ["mkdocs", "mkdocs-material"]
 
 setup(
     name="fastaug",
@@ -19,7 +21,7 @@ setup(
     long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
-    python_requires=">=3.10",
+    python_requires=">=3.11",
     packages=[
         *("fastaug", "fastaug.engine", "fastaug.runs", "fastaug.runtime", "fastaug.data"),
         *("fastaug.data.readers", "fastaug.views", "fastaug.kernels", "fastaug.toolchain"),
@@ -51,12 +53,16 @@ setup(
     extras_require={
         "export": EXPORT,
         "paper": PAPER,
+        "docs": DOCS,
         "dev": [
             *EXPORT,
+            *DOCS,
             *PAPER,  # matplotlib also draws the plots of benchmarks/
             "build",
             "hypothesis",
+            "ipykernel",  # with nbclient: runs examples/quickstart.ipynb in a test
             "mypy",
+            "nbclient",
             "pre-commit",
             "psutil",  # benchmarks/: CPU time, memory and descriptors
             "pytest",

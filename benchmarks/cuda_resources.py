@@ -1,4 +1,4 @@
-"""What the CUDA kernels take of a GPU, from the compiler's log, as docs/cuda-resources.md.
+"""Registers, shared memory and occupancy of the CUDA kernels, for docs/cuda-resources.md.
 
     python benchmarks/cuda_resources.py                    # prints it; compiles for a minute
     python benchmarks/cuda_resources.py --out docs/cuda-resources.md
@@ -44,26 +44,32 @@ VIEW_CASES = {
 """Size, height and width of the box, form, operations. Boxes of 32 px reach beyond the image."""
 PARTS = ("tables", "view", "another view", "box")
 
-TEXT = """# What the CUDA kernels take of a GPU
+TEXT = """# CUDA resources
 
-Made by `python benchmarks/cuda_resources.py --out docs/cuda-resources.md` with NVRTC {version}.
-These are figures of the compiler and of the plan; no GPU has measured them.
+    python benchmarks/cuda_resources.py --out docs/cuda-resources.md
 
-Registers of a thread, by kernel and architecture. Static shared memory, a stack frame or spilled
-registers would be named beside them.
+Registers, shared memory and occupancy of the CUDA kernels, made with NVRTC {version}.
+These numbers come from the compiler and from the launch plans; no GPU has measured them.
+
+## Registers per thread
+
+By kernel and architecture. Static shared memory, a stack frame or spilled registers would be listed
+next to the number.
 
 {kernels}
 
-How the views of an image are worked on (`launch_plan` in `fastaug/kernels/cuda.py`): the threads of
-its block, the classes that are in shared memory at a time, how much dynamic shared memory that is,
-and how many warps then live on an SM.
+## Launch plans of the loss kernel
+
+`launch_plan` in `fastaug/kernels/cuda.py`: threads per block, classes held in shared memory at a
+time, dynamic shared memory per block, and resident warps per SM.
 
 {plans}
 
-How a view is made (`plan_launch` in `fastaug/views/launch.py`) of a photograph of 500 x 375 pixels
-or one of 32: the threads of its block, how many rows of the view it makes at a time, what
-of its memory is shared and what, for each block that lives, global memory; and the blocks and warps
-that live on an SM.
+## Launch plans of the view kernel
+
+`plan_launch` in `fastaug/views/launch.py`, for a photograph of 500 x 375 pixels or an image of 32:
+threads per block, rows of the view made at a time, what is in shared memory, what is in global
+memory (for each resident block), and resident blocks and warps per SM.
 
 {views}
 """

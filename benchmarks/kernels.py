@@ -43,6 +43,14 @@ MEMORY = "memory"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 PAPER_STEP = Case(4, 16, 100)
 """A step of the paper's CIFAR experiments at K = 16: so small that it is mostly overhead."""
+DOCS_CASES = (Case(128, 8, 1000), Case(128, 16, 1000), Case(16, 8, 21841), PAPER_STEP)
+DOCS_COLUMNS = {
+    "cross_entropy": "cross_entropy",
+    "native": "`native`",
+    "linear": "linear form",
+    "compiled": "torch.compile of it",
+    "literal": "all pairs, literally",
+}
 
 Row = dict[str, Any]
 
@@ -263,6 +271,20 @@ def _three_digits(value: float | None) -> str:
     if not value:
         return ""
     return f"{value:,.0f}" if value >= 100 else f"{value:.{2 - math.floor(math.log10(value))}f}"
+
+
+def docs_table(run: Sequence[Mapping[str, str]]) -> Table:
+    """Medians of forward+backward for the cases and contenders that docs/guide/kernels.md shows."""
+    found = {
+        (row["contender"], *(row[size] for size in "BKC")): row["median"]
+        for row in run
+        if row["status"] == "ok" and row["quantity"] == BOTH
+    }
+    lines = []
+    for case in DOCS_CASES:
+        medians = [found.get((name, *map(str, case))) for name in DOCS_COLUMNS]
+        lines.append([str(case), *(f"{_three_digits(float(m))} ms" if m else "" for m in medians)])
+    return Table(["", *DOCS_COLUMNS.values()], lines)
 
 
 def conclusions(run: Sequence[Mapping[str, str]]) -> Iterator[str]:

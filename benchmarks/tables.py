@@ -1,11 +1,12 @@
-"""Write the tables of README.md and docs/performance.md from the committed results.
+"""Write the tables of README.md and docs/ from the committed results, and copy the plots to docs/.
 
     python benchmarks/tables.py            # write them, from the last runs
-    python benchmarks/tables.py --check    # report tables that differ from their runs
+    python benchmarks/tables.py --check    # report tables and plots that differ from their runs
 
 A table is between `<!-- table NAME DATE -->` and `<!-- end -->`, and is not edited by hand. DATE is
 its run: a later run changes no table until it is written. The tables of images in memory show runs
-of --data cifar-like with --out benchmarks/results/cifar, one for each --batch-size.
+of --data cifar-like with --out benchmarks/results/cifar, one for each --batch-size. The plots are
+copied because the pages in docs/ can only show files below docs/.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import kernels
 import predict
 from parts import results, throughput_rows, throughput_tables
 
@@ -24,7 +26,11 @@ from fastaug import cli
 from fastaug.errors import ConfigError
 
 ROOT = Path(__file__).parents[1]
-FILES = ("README.md", "docs/performance.md")
+FILES = (
+    *("README.md", "docs/performance.md", "docs/guide/kernels.md", "docs/guide/speed.md"),
+    "docs/design/gpu-prediction.md",
+)
+PLOTS = ("kernels.png", "predict.png", "throughput.png", "view-cost.png")
 BLOCK = re.compile(r"<!-- table (\S+)(?: (\S+))? -->\n.*?<!-- end -->", re.DOTALL)
 
 Row = Mapping[str, str]
@@ -32,10 +38,10 @@ Row = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Options:
-    """Write the tables of README.md and docs/performance.md from the committed results."""
+    """Write the tables of README.md and docs/ from the committed results, and copy the plots."""
 
     check: bool = False
-    """Change nothing; exit code 1 if a table differs from its run."""
+    """Change nothing; exit code 1 if a table or a plot differs from its run."""
     debug: bool = False
     """Show the traceback of an error."""
 
@@ -51,8 +57,15 @@ def main(args: Sequence[str]) -> int:
             stale.append(name)
             if not options.check:
                 file.write_text(updated, encoding="utf-8")
+    for name in PLOTS:
+        drawn = (ROOT / "benchmarks/results" / name).read_bytes()
+        copy = ROOT / "docs/images" / name
+        if not copy.is_file() or copy.read_bytes() != drawn:
+            stale.append(f"docs/images/{name}")
+            if not options.check:
+                copy.write_bytes(drawn)
     verb = "not up to date" if options.check else "written"
-    print(f"{verb}: {', '.join(stale)}" if stale else "all tables are up to date")
+    print(f"{verb}: {', '.join(stale)}" if stale else "all tables and plots are up to date")
     return 1 if options.check and stale else 0
 
 
@@ -117,6 +130,7 @@ PHOTOS = _throughput(
 SMALL = partial(_throughput, "cifar/throughput.csv", data="cifar-like", crop="pad")
 GPUS = Source("predict.csv", predict.COLUMNS, lambda row: row["device"] != "cpu")
 CPU = Source("predict.csv", predict.COLUMNS, lambda row: row["device"] == "cpu")
+LOSSES = Source("kernels.csv", kernels.COLUMNS, lambda row: row["device"] == "cpu")
 TABLES: Mapping[str, tuple[Source, Callable[[Sequence[Row]], list[str]]]] = {
     "machine": (PHOTOS, machine),
     "loaders-crop-flip": (PHOTOS, markdown(throughput_tables.loaders, "crop-flip")),
@@ -126,7 +140,9 @@ TABLES: Mapping[str, tuple[Source, Callable[[Sequence[Row]], list[str]]]] = {
     "in-memory-64": (SMALL(batch_size="64"), markdown(throughput_tables.in_memory)),
     "in-memory-1024": (SMALL(batch_size="1024"), markdown(throughput_tables.in_memory)),
     "stages": (PHOTOS, markdown(throughput_tables.stages)),
+    "view-cost": (PHOTOS, markdown(throughput_tables.view_cost)),
     "shares": (PHOTOS, markdown(throughput_tables.shares)),
+    "kernels": (LOSSES, markdown(kernels.docs_table)),
     "prediction-one-gpu": (GPUS, markdown(predict.one_gpu_table)),
     "prediction-many-gpus": (GPUS, markdown(predict.many_gpus_table)),
     "prediction-check": (CPU, markdown(predict.check_table)),

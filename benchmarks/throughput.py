@@ -32,7 +32,7 @@ from parts import command, results, throughput_tables, timing
 from parts import throughput_rows as rows
 from parts.loaders import LOADERS, OWN, Own, check_batch, decode_only, training_loader
 from parts.photos import cifar_like, photo_folder
-from parts.plotting import draw_throughput
+from parts.plotting import draw_throughput, draw_view_cost
 from parts.stages import DECODE, LOADER, STEP, Stages
 from parts.throughput_rows import Key
 from parts.timing import Memory, Stream, Turn, UnfitError, status_of
@@ -176,6 +176,7 @@ def conclude(path: Path, date: str = "") -> None:
     throughput_tables.show(run)
     print(f"results: {path}, {len(run)} rows of this run")
     draw_throughput(run, path.with_suffix(".png"))
+    draw_view_cost(run, path.with_name("view-cost.png"))
 
 
 def _two_runs(names: Sequence[str]) -> list[list[dict[str, str]]]:

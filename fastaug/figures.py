@@ -1,4 +1,4 @@
-"""python -m fastaug.figures: the paper's figures and tables, from the runs below some folders."""
+"""python -m fastaug.figures: the paper's figures and tables, from finished runs."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from rich.console import Console
 from tyro.conf import arg
 
 from fastaug import cli
-from fastaug.errors import ConfigError, printable, suggest
+from fastaug.errors import ConfigError, DataError, few, printable, suggest
 from fastaug.experiments.paper_figures import FIGURES, draw_figures
 from fastaug.experiments.plotting import Drawn
+from fastaug.experiments.report_format import counted
 from fastaug.experiments.results import find_results
 from fastaug.experiments.selection import RunsFlag, Selected, SelectOnFlag, select_families
 from fastaug.experiments.tables import TABLES, Table, paper_tables
@@ -41,7 +42,7 @@ class FiguresConfig(Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.runs:
-            raise ConfigError("no RUNS given; give run folders, or folders that hold some")
+            raise ConfigError("no RUNS given; give run folders or folders above run folders")
         for name in self.only:
             if name not in (names := (*FIGURES, *TABLES)):
                 raise ConfigError(f"--only {name}: no such figure or table; {suggest(name, names)}")
@@ -51,12 +52,12 @@ def main(args: Sequence[str]) -> int:
     config = cli.parse(FiguresConfig, args, prog="python -m fastaug.figures")
     results = find_results(config.runs)
     selected = select_families(results, config.select_on)
-    if not selected:
-        where = ", ".join(config.runs)
-        print(printable(f"{where}: no finished run found; only the toy example is drawn"))
-    if count := len(results.unfinished):
-        left_out = _first([f"{one.folder} ({one.reason})" for one in results.unfinished])
-        print(printable(f"{count} run{'s' * (count > 1)} left out: {left_out}"))
+    left_out = few(results.without_result, show=lambda one: f"{one.folder} ({one.reason})")
+    if not selected and set(config.only) != {"toy"}:  # it is not drawn from runs
+        where, found = ", ".join(config.runs), f" (only {left_out})" if left_out else ""
+        raise DataError(f"{where}: no finished run{found}; figures need finished runs")
+    if left_out:
+        print(printable(f"{counted(len(results.without_result), 'run')} left out: {left_out}"))
     out = Path(config.out or Path(config.runs[0]) / "figures").expanduser()
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -71,7 +72,7 @@ def main(args: Sequence[str]) -> int:
 
 
 def make_files(selected: Sequence[Selected], wanted: Sequence[str]) -> dict[str, bytes]:
-    """Contents by file name; figures.md shows all of them."""
+    """Contents of the files by name; figures.md shows all figures and tables."""
     files: dict[str, bytes] = {}
     page, notes = [], defaultdict(list)
     tables = (table for table in paper_tables(selected) if table.name in wanted)
@@ -85,13 +86,8 @@ def make_files(selected: Sequence[Selected], wanted: Sequence[str]) -> dict[str,
             files |= found
             page += [made.markdown()] if found else []
     for note, names in notes.items():
-        print(printable(f"{_first(names)}: {note}"))
+        print(printable(f"{few(names)}: {note}"))
     return {**files, "figures.md": "\n".join(page).encode()} if page else files
-
-
-def _first(names: Sequence[str], count: int = 3) -> str:
-    more = [f"and {len(names) - count} more"] if len(names) > count else []
-    return ", ".join([*names[:count], *more])
 
 
 if __name__ == "__main__":

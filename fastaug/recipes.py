@@ -222,7 +222,7 @@ def mini_cifar() -> TrainConfig:
     training images are fitted, and what is left is how well that generalizes. Many images and few
     epochs only underfit. WRN-16-1 costs twice as much and was not tried with the regularizer. The
     rate, times the unique images, is that of K=4: it is meant to be tuned for each K. A fifth of
-    the folder's training images is held out to tune by. docs/paper.md says what else was tried.
+    the folder's training images is held out to tune by. Other attempts: docs/paper-mini.md.
     """
     return cifar100_wrn_16_4().replace(
         recipe="mini-cifar",

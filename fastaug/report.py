@@ -1,4 +1,4 @@
-"""python -m fastaug.report: one page about all runs below some folders."""
+"""python -m fastaug.report: compare runs in the terminal and on one HTML page."""
 
 from __future__ import annotations
 
@@ -10,21 +10,20 @@ from pathlib import Path
 
 from fastaug import cli
 from fastaug.errors import ConfigError, DataError, printable
-from fastaug.experiments.claims import check_claims
-from fastaug.experiments.report_format import counted
+from fastaug.experiments.claims import paper_sweeps
+from fastaug.experiments.comparison import compare
+from fastaug.experiments.report_console import show_claims, show_comparison
 from fastaug.experiments.report_page import write_page
 from fastaug.experiments.results import find_results
-from fastaug.experiments.selection import RunsFlag, Selected, SelectOnFlag, select_families
+from fastaug.experiments.selection import RunsFlag, SelectOnFlag, select_families
 from fastaug.runtime.atomic import atomic_write
 from fastaug.settings import Settings
-
-_MAX_EVIDENCE = 5
-"""Lines of evidence that the console shows for a claim; the page has all."""
 
 
 @dataclass(frozen=True)
 class ReportConfig(Settings):
-    """Write one page about runs: claims of the paper, settings, figures, tables, every run."""
+    """Compare runs, also stopped and running ones: a table here, and one HTML page with settings,
+    curves and views, and with the paper's claims, figures and tables for sweeps of its grids."""
 
     runs: RunsFlag
     out: str = ""
@@ -36,47 +35,35 @@ class ReportConfig(Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.runs:
-            raise ConfigError("no RUNS given; give run folders, or folders that hold some")
+            raise ConfigError("no RUNS given; give run folders or folders above run folders")
 
 
 def main(args: Sequence[str]) -> int:
     config = cli.parse(ReportConfig, args, prog="python -m fastaug.report")
     results = find_results(config.runs)
     out = cli.output_file("--out", config.out or str(Path(config.runs[0]) / "report.html"))
-    where, unfinished = ", ".join(config.runs), results.unfinished
-    if not results.families and not unfinished:
+    where, skipped = ", ".join(config.runs), results.skipped
+    if not results.runs and not skipped:
         raise DataError(f"{where}: no run folder found; give a training's --out or a folder above")
-    if not results.families:
-        first = f"{unfinished[0].folder}: {unfinished[0].reason}"
-        raise DataError(f"{where}: no finished run among {len(unfinished)}; {first}")
-    selected = select_families(results, config.select_on)
-    page = write_page(config.runs, results, selected, made=datetime.now().astimezone())
+    if not results.runs:
+        first = f"{skipped[0].folder}: {skipped[0].reason}"
+        raise DataError(f"{where}: none of {len(skipped)} run folders can be read; {first}")
+    comparison = compare(results.runs)
+    sweeps = paper_sweeps(select_families(results, config.select_on))
+    made = datetime.now().astimezone()
+    page = write_page(config.runs, results, comparison, sweeps, made)
     content = page.encode(errors="backslashreplace")  # folder names may not be UTF-8
     try:
         with atomic_write(out) as temporary:
             temporary.write_bytes(content)
     except OSError as error:
         raise ConfigError(f"--out {out}: cannot be written ({error.strerror or error})") from error
-    show_claims(selected)
-    runs = counted(sum(len(family.runs) for family in results.families), "run")
-    left_out = f" ({len(unfinished)} unfinished)" if unfinished else ""
+    show_comparison(comparison, skipped)
+    show_claims(sweeps)
     kilobytes = len(content) / 1000
     size = f"{kilobytes:.0f} kB" if kilobytes < 1000 else f"{kilobytes / 1000:.1f} MB"
-    print(printable(f"{runs}{left_out}: {out} ({size})"))
+    print(printable(f"curves and all settings: {out} ({size})"))
     return 0
-
-
-def show_claims(selected: Sequence[Selected]) -> None:
-    """Print the paper's claims and their verdicts, for families that can be checked."""
-    for one in selected:
-        claims = check_claims(one)
-        if all(claim.verdict == "not run" for claim in claims):
-            continue
-        print(printable(f"{one.family.title} (mean ± standard error over the seeds [all of them])"))
-        for claim in claims:
-            print(f"  {claim.verdict.upper():8} {claim.text}")
-            for line in claim.evidence[:_MAX_EVIDENCE]:
-                print(f"           {line}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""python -m fastaug.sweep EXPERIMENT: a grid of trainings, and the best of each setting."""
+"""python -m fastaug.sweep EXPERIMENT: train a grid of runs and choose the best of each setting."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ def main(args: Sequence[str]) -> int:
         with StopSignals() as interrupt:
             return run_sweep(plan, interrupt)
     except TrainingInterruptedError as interrupted:
-        print(f"interrupted; the same command continues {plan.folder}", file=sys.stderr)
+        print(f"interrupted; run the same command to continue {plan.folder}", file=sys.stderr)
         return interrupted.exit_code
 
 
 def configure(args: Sequence[str]) -> Plan:
-    """The plan of a sweep, from its own flags and those of fastaug.train for every run."""
+    """The plan of a sweep, from the flags of fastaug.sweep and those of fastaug.train."""
     own, training = split_flags(args)
     if not own or (all(word.startswith("-") for word in own) and not {"-h", "--help"} & {*own}):
         raise ConfigError("no EXPERIMENT given; --list-experiments shows them")
     sweep = cli.parse(SweepConfig, own, prog=PROG)
-    # One view goes with any batch size: the grid's own configs are checked later.
+    # Any batch size is a multiple of one view; the configs of the grid are checked later.
     default = get_recipe(sweep.base.recipes[0]).replace(views=1)
     config = cli.parse_training(TrainConfig, training, prog=PROG, default=default)
     words = {word.partition("=")[0] for word in training}
@@ -58,12 +58,12 @@ def configure(args: Sequence[str]) -> Plan:
 
 
 def run_sweep(plan: Plan, interrupt: StopSignals) -> int:
-    """Run all stages, then choose and report; 1 if runs have failed."""
+    """Run all stages, then choose and print the results; returns 1 if runs have failed."""
     try:
         plan.folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         reason = error.strerror or error
-        raise ConfigError(f"--out {plan.folder}: cannot be made ({reason})") from error
+        raise ConfigError(f"--out {plan.folder}: cannot be created ({reason})") from error
     url = plan.sweep.storage or f"sqlite:///{plan.folder.absolute() / 'sweep.db'}"
     storage = open_storage(url, plan.sweep.heartbeat)
     print(f"storage {without_password(url)}", flush=True)

@@ -14,7 +14,15 @@ from parts import throughput_rows as rows
 from parts.results import machine_name
 from parts.stages import STEP
 from parts.throughput_rows import Key
-from parts.throughput_tables import crop_name, index, policy_name, views_of
+from parts.throughput_tables import (
+    VIEW_COST_LOADERS,
+    crop_name,
+    epoch_cost,
+    index,
+    policy_name,
+    step_policy,
+    views_of,
+)
 
 # The colors of Okabe and Ito, distinct for all kinds of color vision; markers for gray prints.
 BLACK, ORANGE, SKY, GREEN, BLUE, RED, PINK, GRAY = (
@@ -210,6 +218,44 @@ def _draw_steps(ax: Any, found: Mapping, steps: Sequence[Key], first: Row) -> No
     lines, labels = ax.get_legend_handles_labels()
     ax.legend(lines[::-1], labels[::-1], fontsize=8, loc="upper left", ncols=2, frameon=False)
     ax.tick_params(labelsize=9)
+
+
+def draw_view_cost(run: Sequence[Row], path: Path) -> bool:
+    """Two panels: ms per image of loaders versus K, and the time of an epoch relative to K=1."""
+    found, views, first = index(run), views_of(run), run[0]
+    policy, epochs = step_policy(run), epoch_cost(run)
+    if not epochs:
+        return False
+
+    def draw(figure: Any) -> None:
+        left, right = figure.subplots(1, 2, width_ratios=(3, 2))
+        for name in VIEW_COST_LOADERS:
+            color, marker = LOADER_STYLES[name]
+            rates = {k: found.get((Key(rows.LOADERS, name, policy, k), rows.IMAGES)) for k in views}
+            costs = {k: 1000 / float(rate["median"]) for k, rate in rates.items() if rate}
+            left.plot(list(costs), list(costs.values()), color=color, marker=marker, label=name)
+        left.set_ylabel("ms per image", fontsize=9)
+        left.set_ylim(bottom=0)
+        left.legend(fontsize=8, frameon=False)
+        left.set_title("Loaders only", fontsize=10)
+        right.bar([str(k) for k in epochs], list(epochs.values()), color=BLUE, width=0.7)
+        for place, cost in enumerate(epochs.values()):
+            right.text(place, cost, f"{cost:.1f}", ha="center", va="bottom", fontsize=8)
+        right.set_ylabel("time of an epoch, relative to K=1", fontsize=9)
+        right.set_ylim(0, 1.1 * max(epochs.values()))
+        right.set_title("Training", fontsize=10)
+        left.set_xticks(views)
+        for ax in (left, right):
+            ax.set_xlabel("views per image, K", fontsize=9)
+            ax.tick_params(labelsize=9)
+            ax.grid(axis="y", alpha=0.3, lw=0.5)
+        what = (
+            f"{machine_name(first)}; {first['size']} px, {policy_name(first, policy)}; "
+            f"{first['model']}, {first['precision']}, {first['batch_size']} views per step"
+        )
+        figure.suptitle(what, fontsize=9)
+
+    return save_figure(path, (9, 3.2), draw)
 
 
 # --- kernels.py ---

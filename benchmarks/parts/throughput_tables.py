@@ -117,7 +117,7 @@ def in_memory(run: Sequence[Row]) -> Table:
 
 def stages(run: Sequence[Row]) -> Table:
     """Milliseconds of each stage, and the results of whole steps."""
-    policy = _step_policy(run)
+    policy = step_policy(run)
     step = Key(rows.STAGES, STEP, policy)
     lines = []
     for stage in STAGES:
@@ -137,7 +137,7 @@ def stages(run: Sequence[Row]) -> Table:
 
 
 def shares(run: Sequence[Row]) -> Table:
-    policy = _step_policy(run)
+    policy = step_policy(run)
     lines = [
         [name, *_cells(run, Key(rows.STAGES, name, policy), rows.SHARE, 100)]
         for name in rows.PARTS_OF_STEP
@@ -145,7 +145,36 @@ def shares(run: Sequence[Row]) -> Table:
     return Table(["% of a step", *(f"K={k}" for k in views_of(run))], lines)
 
 
-def _step_policy(run: Sequence[Row]) -> str:
+VIEW_COST_LOADERS = (FUSED, "torchvision, one decode", "torchvision, K decodes")
+
+
+def view_cost(run: Sequence[Row]) -> Table:
+    """What an image costs with K views: milliseconds of each loader and of training."""
+    found, views, policy = index(run), views_of(run), step_policy(run)
+    keys = {f"loader, {name}": Key(rows.LOADERS, name, policy) for name in VIEW_COST_LOADERS}
+    keys["training step"] = Key(rows.STAGES, STEP, policy)
+    lines = []
+    for name, key in keys.items():
+        rates = [found.get((key._replace(K=k), rows.IMAGES)) for k in views]
+        costs = [number(1000 / float(rate["median"])) if rate else "-" for rate in rates]
+        lines.append([f"{name}, ms per image", *costs])
+    epochs = epoch_cost(run)
+    lines.append(["time of an epoch, relative to K=1", *(f"{epochs[k]:.1f}" for k in views)])
+    return Table(["", *(f"K={k}" for k in views)], lines)
+
+
+def epoch_cost(run: Sequence[Row]) -> dict[int, float]:
+    """K -> training time of an epoch (one pass over the images) relative to that of K=1.
+
+    Empty if the run has not measured steps with K=1.
+    """
+    found, key = index(run), Key(rows.STAGES, STEP, step_policy(run))
+    steps = {k: found.get((key._replace(K=k), rows.IMAGES)) for k in views_of(run)}
+    rates = {k: float(row["median"]) for k, row in steps.items() if row}
+    return {k: rates[1] / rate for k, rate in rates.items()} if 1 in rates else {}
+
+
+def step_policy(run: Sequence[Row]) -> str:
     return next((row["policy"] for row in run if row["contender"] == STEP), "")
 
 

@@ -1,4 +1,4 @@
-"""The figure of the networks' capacity: WRNs trained the same way, versus width and depth."""
+"""The capacity figure: WideResNets with the same training, versus width and depth."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _Group = dict[_Size, Selected]
 
 
 class _Direction(NamedTuple):
-    """Networks that grow in one way: families by width at one depth, or by depth at one width."""
+    """One axis of the figure: families by width at one depth, or by depth at one width."""
 
     title: str
     label: str
@@ -55,12 +55,12 @@ class _Direction(NamedTuple):
 def capacity(selected: Sequence[Selected]) -> list[Drawn]:
     """A figure for each group of families that differ only in the WRN."""
     caption = (
-        "WideResNets of several widths and depths: top-1 test accuracy on central crops (above) "
-        "and invariance (below). Solid with the KL regularizer, dashed without it. "
+        "WideResNets of several widths and depths: top-1 test accuracy on central crops (top) and "
+        "invariance (bottom). Solid with the KL regularizer, dashed without it. "
     )
     drawn = [figure for group in _groups(selected) if (figure := _draw_capacity(group, caption))]
     if not drawn:
-        note = "no two wrn-D-W that differ only in width or depth were trained alike at one K > 1"
+        note = "needs two wrn-D-W of different width or depth with equal settings and K > 1"
         return [Drawn("capacity", "Capacity", caption, None, (note,))]
     return drawn
 
@@ -108,7 +108,7 @@ def _draw_capacity(group: _Group, caption: str) -> Drawn | None:
 def _draw_direction(
     ax: Axes, direction: _Direction, measure: Measure, views: int, notes: list[str]
 ) -> set[tuple[Average, bool]]:
-    """Draw one panel; returns its curves, and adds what is missing to the notes."""
+    """Draw one panel; returns its curves, and adds missing points to the notes."""
     drawn = set()
     sizes = sorted(direction.families)
     places = [(size, direction.families[size], views) for size in sizes]
@@ -129,8 +129,8 @@ def _draw_direction(
 
 
 def _directions(group: _Group, views: int) -> list[_Direction]:
-    """At the depth with most widths and at the width with most depths; of equals the smaller
-    network: the paper's 16 and 4."""
+    """The depth with most widths and the width with most depths; among equals the smaller network:
+    the paper's 16 and 4."""
     sizes = sorted(size for size, one in group.items() if views in one.multiplicities)
     depths, widths = Counter(s.depth for s in sizes), Counter(s.width for s in sizes)
     depth = min(depths, key=lambda d: (-depths[d], d), default=0)

@@ -1,7 +1,7 @@
-"""The paper's five claims, checked against one family: seen, in part, not seen, or not run.
+"""The paper's five claims, checked with the runs of a family: seen, in part, not seen, or not run.
 
 A difference counts if it is more than two standard errors from 0. Runs are compared seed by seed:
-those of one seed start from the same weights and see the same images and views in the same order.
+runs with the same seed have the same initial weights and the same order of images and views.
 """
 
 from __future__ import annotations
@@ -19,19 +19,21 @@ from fastaug.experiments.selection import Chosen, Selected
 Verdict = Literal["seen", "in part", "not seen", "not run"]
 
 ERRORS = 2.0
-"""Standard errors that a difference must be away from 0."""
+"""Number of standard errors by which a difference must exceed 0 to count."""
 AROUND_ONE = (0.5, 2.0)
 """Weights of the regularizer that count as around 1."""
+MIN_SETTINGS = 4
+"""Settings that make a sweep."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim of the paper, with the numbers for or against it."""
+    """A claim of the paper with the evidence for or against it."""
 
     text: str
     verdict: Verdict
     evidence: tuple[str, ...]
-    """Lines of numbers with their spread over the seeds, or what is missing if it was not run."""
+    """Lines with differences and their spread over the seeds, or with the runs that are missing."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class Difference:
         return self.mean < 0 and self.is_clear
 
     def points(self) -> str:
-        """In percentage points."""
+        """The difference in percentage points."""
         return self._format(100, ".1f", "points")
 
     def nats(self) -> str:
@@ -75,7 +77,7 @@ class Difference:
 def difference(
     minuend: Chosen, subtrahend: Chosen, measure: str, other_measure: str = ""
 ) -> Difference | None:
-    """minuend - subtrahend by seed; None if they share none that was measured."""
+    """minuend - subtrahend by seed; None if they share no seed with the measure."""
     left = _by_seed(minuend, measure)
     right = _by_seed(subtrahend, other_measure or measure)
     found = [left[seed] - right[seed] for seed in sorted(left.keys() & right.keys())]
@@ -98,12 +100,35 @@ def check_claims(selected: Selected) -> list[Claim]:
     return [_tempered(claim) for claim in claims] if one_seed else claims
 
 
+@dataclass(frozen=True)
+class PaperSweep:
+    """A family that the paper's claims can be checked with."""
+
+    selected: Selected
+    claims: list[Claim]
+
+
+def paper_sweeps(selected: Iterable[Selected]) -> list[PaperSweep]:
+    """The families that are sweeps of one of the paper's grids, in whole or in part.
+
+    A sweep has at least four settings and can check a claim on training. Two runs with and without
+    the regularizer are a comparison, and test-time augmentation can be checked with any run.
+    """
+    sweeps = []
+    for one in selected:
+        *on_training, on_test_time = check_claims(one)
+        checked = any(claim.verdict != "not run" for claim in on_training)
+        if checked and len(one.chosen) >= MIN_SETTINGS:
+            sweeps.append(PaperSweep(one, [*on_training, on_test_time]))
+    return sweeps
+
+
 def _tempered(claim: Claim) -> Claim:
-    """A claim as one seed can support it: only the sign of a difference is known."""
+    """A claim as far as one seed can support it: only the sign of a difference is known."""
     if claim.verdict == "not run":
         return claim
     verdict: Verdict = "in part" if claim.verdict == "seen" else claim.verdict
-    line = "one seed: a difference cannot be told from noise"
+    line = "one seed: the difference may be noise"
     return Claim(claim.text, verdict, (*claim.evidence, line))
 
 
@@ -117,11 +142,11 @@ def _losses_beat_logits(selected: Selected) -> Claim:
         if views > 1 and losses and logits and (gap := difference(losses, logits, "top1")):
             gaps[views] = gap
     if not gaps:
-        return _not_run(text, "losses and logits at some K above 1, with a KL weight of 0")
+        return _not_run(text, "losses and logits at the same K > 1 with KL weight 0")
     evidence = [f"K={views}: losses - logits {gap.points()}" for views, gap in gaps.items()]
     first, last = gaps[min(gaps)], gaps[max(gaps)]
     if len(gaps) == 1:
-        evidence.append("one K above 1: whether it grows is unknown")
+        evidence.append("only one K > 1: unknown whether the gap grows")
     grows = len(gaps) > 1 and last.mean > first.mean
     return Claim(text, _verdict(last.is_gain, grows), tuple(evidence))
 
@@ -146,7 +171,7 @@ def _regularizer_helps(selected: Selected) -> Claim:
             )
             found += [top1.is_gain, invariance.is_loss]
     if not found:
-        return _not_run(text, "an objective at some K above 1 with KL weights of 0 and 1")
+        return _not_run(text, "an objective at the same K > 1 with KL weights 0 and 1")
     missing = _missing(len(evidence))
     return Claim(text, _verdict(*found, not missing), tuple(evidence + missing))
 
@@ -156,7 +181,7 @@ def _regularized_are_equal(selected: Selected) -> Claim:
     views = selected.largest_k
     chosen = {a: c for a in AVERAGES if (c := selected.at_weight(views, a, 1)) is not None}
     if views == 1 or len(chosen) < 2:
-        return _not_run(text, "two objectives at some K above 1 with a KL weight of 1")
+        return _not_run(text, "two objectives at the same K > 1 with KL weight 1")
     pairs = {
         f"K={views}: {one} - {other}": gap
         for one, other in combinations(chosen, 2)
@@ -178,7 +203,7 @@ def _regularized_are_equal(selected: Selected) -> Claim:
 
 def _weight_is_flat(selected: Selected) -> Claim:
     low, high = AROUND_ONE
-    text = f"The KL weight is flat around 1 (here: {low:g} to {high:g}), and 0 is worse"
+    text = f"Accuracy is flat in the KL weight around 1 ({low:g} to {high:g}), and lower at 0"
     views = selected.largest_k
     weights = {
         setting.kl_weight: chosen
@@ -187,7 +212,7 @@ def _weight_is_flat(selected: Selected) -> Claim:
     }
     near = [weight for weight in sorted(weights) if low <= weight <= high and weight != 1]
     if not {0.0, 1.0} <= weights.keys() or not near:
-        return _not_run(text, "average losses with KL weights of 0, 1 and others between 0.5 and 2")
+        return _not_run(text, "average losses with KL weights 0, 1 and others from 0.5 to 2")
     gaps = {weight: difference(chosen, weights[1.0], "top1") for weight, chosen in weights.items()}
     evidence = tuple(
         f"K={views}: weight {weight:g} - weight 1 {gap.points()}"
@@ -207,11 +232,11 @@ def _views_help_at_test_time(selected: Selected) -> Claim:
         if (gain := difference(chosen, chosen, "tta_top1", "top1"))
     }
     if not gains:
-        return _not_run(text, "runs with --tta above 0")
+        return _not_run(text, "runs with --tta > 0")
     clear = [setting for setting, gain in gains.items() if gain.is_gain]
     mean = fmean(gain.mean for gain in gains.values())
     evidence = [
-        f"{100 * mean:+.1f} points on average over {len(gains)} settings, a gain beyond noise in "
+        f"{100 * mean:+.1f} points on average over {len(gains)} settings, above noise in "
         f"{len(clear)} of them"
     ]
     evidence += [f"{setting.label}: {gain.points()}" for setting, gain in gains.items()]
@@ -231,8 +256,8 @@ def _not_run(text: str, needed: str) -> Claim:
 
 
 def _missing(count: int) -> list[str]:
-    """A line if fewer than all three objectives can be compared."""
-    return [f"objectives that were run: {count} of 3"] if count < len(AVERAGES) else []
+    """A line if fewer than three objectives can be compared."""
+    return [f"{count} of 3 objectives were run"] if count < len(AVERAGES) else []
 
 
 def _by_seed(chosen: Chosen, measure: str) -> dict[int, float]:

@@ -1,7 +1,7 @@
 """The paper's experiments as grids of runs for fastaug.sweep.
 
-One for each row of the paper's table of experiments; a comment gives our choice where it leaves a
-grid open.
+One for each row of the paper's table of experiments. Where the paper leaves a value open, a comment
+gives our choice.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CIFAR_IMAGES, IMAGENET_IMAGES = 50_000, 1_281_167
 
 @dataclass(frozen=True)
 class Grid:
-    """A product of values around a recipe; () stands for the recipe's own value."""
+    """A recipe with a product of values of some settings; () is the recipe's value."""
 
     recipe: str
     views: tuple[int, ...] = ()
@@ -32,9 +32,9 @@ class Grid:
     epochs: tuple[int, ...] = ()
 
     def configs(self, seeds: Iterable[int], changes: Mapping[str, Any]) -> Iterator[TrainConfig]:
-        """changes: settings of all runs that replace the recipe's."""
+        """changes: settings that replace the recipe's in all runs."""
         recipe = get_recipe(self.recipe)
-        # One view goes with any batch size: only the final config is checked.
+        # Any batch size is a multiple of one view: only the final config is checked.
         base = recipe.replace(views=1, **changes)
         for views, average, kl_weight, lr, epochs, seed in product(
             self.views or (recipe.view.views,),
@@ -64,10 +64,10 @@ class Experiment:
     grids: tuple[Grid, ...]
     seeds: int = 1
     tune_seeds: int = 0
-    """Seeds that rate and epochs are chosen with; the others run only the choice. 0: all seeds run
-    everywhere."""
+    """Seeds for choosing learning rate and epochs; the others run only with the chosen ones. 0: all
+    seeds at every point."""
     images: int = 0
-    """Training images of the paper's data, for a plan without the data; 0: unknown."""
+    """Number of training images in the paper, for a plan without the data; 0: unknown."""
 
     @property
     def recipes(self) -> tuple[str, ...]:
@@ -75,8 +75,8 @@ class Experiment:
 
 
 def with_plain_objective(config: TrainConfig) -> TrainConfig:
-    """With one view, or without augmentation, the objectives coincide and the regularizer is 0: one
-    run, not six."""
+    """With one view or without augmentation the objectives coincide and the regularizer is 0: one
+    run instead of six."""
     setting = setting_of(config)
     return config.replace(
         views=setting.views,
@@ -86,7 +86,7 @@ def with_plain_objective(config: TrainConfig) -> TrainConfig:
 
 
 def run_name(config: TrainConfig) -> str:
-    """Folder name of a run: everything that a sweep varies."""
+    """Folder name of a run, with all settings that a sweep varies."""
     views, loss = config.view.views, config.loss
     objective = "" if views == 1 else f"-{loss.average}-kl{loss.kl_weight:g}"
     point = f"lr{config.optim.lr:g}-e{config.optim.epochs}-s{config.run.seed}"
@@ -96,7 +96,7 @@ def run_name(config: TrainConfig) -> str:
 def expand(
     grids: Iterable[Grid], seeds: Iterable[int], changes: Mapping[str, Any]
 ) -> dict[str, TrainConfig]:
-    """The runs of some grids by name, each once, with `changes` applied to all."""
+    """The runs of some grids by name, without duplicates, with `changes` applied to all."""
     seeds = tuple(seeds)
     configs = (config for grid in grids for config in grid.configs(seeds, changes))
     return {run_name(config): config for config in configs}
@@ -129,8 +129,8 @@ def _imagenet(name: str, about: str, *grids: Grid) -> Experiment:
 
 
 def _mini(recipe: str, about: str, rates: tuple[float, ...]) -> Experiment:
-    """The runs that the five claims need, for half an hour on two cores. The rate of each setting
-    is tuned with one seed."""
+    """The runs that the five claims need: half an hour on two cores. The learning rate of each
+    setting is tuned with one seed."""
     grids = (
         Grid(recipe, (1, 2), ("losses", "logits"), (0.0,), rates),
         Grid(recipe, (4,), AVERAGES, (0.0, 1.0), rates),
@@ -154,8 +154,8 @@ _EXPERIMENTS = (
             for shape in ("16-8", "16-16", "22-4", "28-4")
         ),
     ),
-    # Open: points, objective, and what is tuned. Only losses, as with the regularizer all three are
-    # equal; the rate is tuned for each weight, the epochs are those of the recipe.
+    # The paper gives neither points nor objective nor what is tuned. We run only losses, as all
+    # three are equal with the regularizer, tune the rate for each weight and keep the epochs.
     _cifar(
         "cifar100-lambda",
         "the regularizer's weight from 0 to 2 at K=16",
@@ -177,14 +177,14 @@ _EXPERIMENTS = (
         "stronger augmentation, average losses",
         Grid("imagenet-nf-resnet101-randaugment", (1, 2, 4, 8), **_LOSSES, **_NF),
     ),
-    # The paper's text names only losses, its Tab. 1 has all three at K=8: both are run.
+    # The paper's text has only losses, its Tab. 1 all three at K=8: we run both.
     _imagenet(
         "imagenet-nfnet-f0",
         "stronger augmentation and a stronger network; Tab. 1",
         Grid("imagenet-nfnet-f0", (1, 2, 4, 8), **_LOSSES, **_F0),
         Grid("imagenet-nfnet-f0", (8,), **_ALL, **_F0),
     ),
-    # Open as cifar100-lambda.
+    # As cifar100-lambda.
     _imagenet(
         "imagenet-lambda",
         "the regularizer's weight from 0 to 5 at K=8",
@@ -192,34 +192,38 @@ _EXPERIMENTS = (
     ),
     _imagenet(
         "imagenet-k-test",
-        "accuracy versus the views at test time: part of imagenet-nf-resnet101, measured in the "
-        "final evaluation of each run",
+        "accuracy versus the number of test-time views: part of imagenet-nf-resnet101, measured in "
+        "the final evaluation of each run",
         Grid("imagenet-nf-resnet101", (8,), **_ALL, **_NF),
     ),
-    # Seeds are open; five is what the paper says of its CIFAR-100 runs.
+    # The paper gives no number of seeds here; its other CIFAR-100 runs have five.
     _cifar(
         "cifar100-resnet18",
         "a network with batch norm",
         Grid("cifar100-resnet18", (1, 2, 4, 8, 16), **_ALL, **_RESNET18),
     ),
-    # From single runs: at 2**-6 the WRN did not train at this size, and at 2**-7 it was slow to
-    # begin with the regularizer.
+    # From single runs: the WRN did not train with lr 2**-6 at this size, and with 2**-7 and the
+    # regularizer it started slowly.
     _mini(
         "mini-cifar",
-        "the paper's claims in small, on a CIFAR-like folder (--data)",
+        "small version of the paper's sweep, on a CIFAR-like folder (--data)",
         _powers(-7.5, -8),
     ),
-    _mini("mini-shapes", "the paper's claims in small, on the built-in data", _powers(-8, -9)),
+    _mini(
+        "mini-shapes",
+        "small version of the paper's sweep, on the built-in data",
+        _powers(-8, -9),
+    ),
 )
 EXPERIMENTS = {experiment.name: experiment for experiment in _EXPERIMENTS}
 
 
 def get_experiment(name: str) -> Experiment:
-    """An experiment, or a recipe as an experiment whose grid the flags give."""
+    """An experiment, or a recipe as an experiment with a grid from the flags."""
     if name in EXPERIMENTS:
         return EXPERIMENTS[name]
     if name in RECIPES:
         return Experiment(name, first_line(name), (Grid(name),))
     raise ConfigError(
-        f"no experiment or recipe {name!r}: {suggest(name, {*EXPERIMENTS, *RECIPES})}"
+        f"no experiment or recipe {name!r}; {suggest(name, {*EXPERIMENTS, *RECIPES})}"
     )

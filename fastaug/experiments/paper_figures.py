@@ -1,4 +1,4 @@
-"""The paper's figures, drawn from the families that were found."""
+"""The paper's figures, from families of runs."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def randaugment(selected: Sequence[Selected]) -> list[Drawn]:
             by_data.setdefault(Path(one.family.config.data.data).name, []).append(one)
     if not by_data:
         kind, title, caption, *_ = _RANDAUGMENT
-        return [Drawn(kind, title, caption, None, ("no runs with --augment randaugment",))]
+        return [Drawn(kind, title, caption, None, ("needs runs with --augment randaugment",))]
     return [versus_views(_RANDAUGMENT, *families) for families in by_data.values()]
 
 
@@ -160,7 +160,7 @@ def _curves(
 
 
 def _draw_marks(ax: Axes, selected: Selected, measure: Measure) -> dict[str, str]:
-    """Draw the points at K=1 that belong to no objective; returns labels by marker."""
+    """Draw the points at K=1, which all objectives share; returns labels by marker."""
     marks = {}
     for marker, label, chosen in (
         ("o", "K = 1", selected.at(1, "losses")),
@@ -173,15 +173,15 @@ def _draw_marks(ax: Axes, selected: Selected, measure: Measure) -> dict[str, str
 
 
 def _missing(selected: Selected, spec: VersusViews, several: bool) -> list[str]:
-    """Panels, curves and points that a reader would look for in vain."""
+    """Notes on missing panels, curves and points."""
     views = selected.multiplicities
     if not views:
-        notes = ["no runs with augmentation"]
+        notes = ["needs runs with augmentation"]
     elif len(views) == 1:
-        notes = [f"K = {views[0]} is all that was run, which makes no curve"]
+        notes = [f"needs runs with several K; only K = {views[0]} was run"]
     else:
         absent = [m.name for m in spec.measures if not _has(selected, m)]
-        notes = [f"no run has {name}: was it evaluated with --tta 0?" for name in absent]
+        notes = [f"no run has {name}; evaluate with --tta > 0" for name in absent]
         present = [measure for measure in spec.measures if measure.name not in absent]
         notes += dict.fromkeys(n for m in present for n in _gaps(selected, m, spec.averages))
     return [f"{selected.family.title}: {note}" if several else note for note in notes]
@@ -214,7 +214,7 @@ def _panel_title(selected: Selected, measure: Measure, several: bool) -> str:
     return f"{selected.family.config.model.model}, {title}" if several else title
 
 
-# --- at the largest K: the regularizer's weight, and the views at test time ---
+# --- at the largest K: the regularizer's weight, and test-time views ---
 
 
 def kl_weight(selected: Selected) -> Drawn:
@@ -226,7 +226,7 @@ def kl_weight(selected: Selected) -> Drawn:
     )
     views, swept = _swept_weights(selected)
     if not swept:
-        note = f"no objective has runs with {_MIN_WEIGHTS} KL weights at one K above 1"
+        note = f"needs an objective with {_MIN_WEIGHTS} KL weights at the same K > 1"
         return Drawn(name, title, caption, None, (note,))
     figure = new_figure(PAGE, 2.5)
     notes = []
@@ -247,7 +247,7 @@ def kl_weight(selected: Selected) -> Drawn:
 
 
 def _swept_weights(selected: Selected) -> tuple[int, dict[Average, list[float]]]:
-    """The largest K with enough weights, and its weights by objective; (0, {}) if there is none."""
+    """The largest K with enough weights, and the weights by objective; (0, {}) if there is none."""
     for views in reversed([k for k in selected.multiplicities if k > 1]):
         settings = [setting for setting in selected.chosen if setting.views == views]
         found = {a: sorted(s.kl_weight for s in settings if s.average == a) for a in AVERAGES}
@@ -257,13 +257,13 @@ def _swept_weights(selected: Selected) -> tuple[int, dict[Average, list[float]]]
 
 
 def views_at_test(selected: Selected) -> Drawn:
-    """Accuracy versus the number of views at test time, beside the central crop's."""
+    """Accuracy versus the number of test-time views, with the central crop as a reference."""
     family, views, weight = selected.family, selected.largest_k, selected.regularizer_weight
-    name, title = f"test-views-{family.slug}", f"Views at test time: {family.title}"
+    name, title = f"test-views-{family.slug}", f"Test-time views: {family.title}"
     caption = (
-        "Top-1 test accuracy versus the number of views that are averaged at test time. Black "
-        "lines are central crops: solid with triangles with the KL regularizer, dashed with "
-        "circles without it. "
+        "Top-1 test accuracy versus the number of views averaged at test time. Black lines show "
+        "central crops: solid with triangles with the KL regularizer, dashed with circles without "
+        "it. "
     )
     evaluated = {
         (average, regularized): chosen
@@ -272,7 +272,7 @@ def views_at_test(selected: Selected) -> Drawn:
         if _numbers(chosen)
     }
     if not evaluated:
-        note = "no run with K > 1 was evaluated with views (--tta)"
+        note = "needs runs with K > 1 and --tta > 0"
         return Drawn(name, title, caption, None, (note,))
     averages = list(dict.fromkeys(average for average, _ in evaluated))
     figure = new_figure(PAGE if len(averages) > 1 else COLUMN, 2.5)
@@ -289,7 +289,7 @@ def views_at_test(selected: Selected) -> Drawn:
                 notes.append(f"not run: average {average} {how} at K = {views}")
             else:
                 _draw_test_views(ax, chosen, numbers, regularized=regularized)
-        views_axis(ax, numbers, "views at test time")
+        views_axis(ax, numbers, "test-time views")
         ax.set_title(STYLES[average].label)
         if ax is first:
             ax.set_ylabel(CENTRAL.axis)
@@ -321,7 +321,7 @@ def _draw_test_views(ax: Axes, chosen: Chosen, numbers: list[int], *, regularize
 
 
 def _numbers(chosen: Chosen) -> list[int]:
-    """The N of tta_top1_at_N that any of its runs has."""
+    """All N for which a run has tta_top1_at_N."""
     names = {name for run in chosen.runs for name in run.measures}
     return sorted(int(found[1]) for name in names if (found := _TTA_AT.fullmatch(name)))
 
@@ -343,7 +343,7 @@ FIGURES = ("toy", *_OF_ONE_FAMILY, *_OF_ALL_FAMILIES)
 
 
 def draw_figures(selected: Sequence[Selected], only: Container[str] = FIGURES) -> Iterator[Drawn]:
-    """Each figure as it gets ready, the toy example first. only: kinds of figures."""
+    """Draw the figures one by one, the toy example first. only: kinds of figures."""
     makers: list[tuple[str, str, Callable[[], Drawn | list[Drawn]]]] = [("toy", "", toy_figure)]
     for one in selected:
         slug = one.family.slug
@@ -358,6 +358,6 @@ def draw_figures(selected: Sequence[Selected], only: Container[str] = FIGURES) -
             made = make()
         for drawn in made if isinstance(made, list) else [made]:
             names[drawn.name] += 1
-            count = names[drawn.name]  # above 1 for two data sets of the same name
+            count = names[drawn.name]  # > 1 if two data sets have the same name
             name = f"{drawn.name}-{count}" if count > 1 else drawn.name
             yield replace(drawn, name=name, family=slug)

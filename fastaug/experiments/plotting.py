@@ -47,14 +47,14 @@ _RC: Any = {
 
 
 class LineStyle(NamedTuple):
-    """Style of an objective, told apart by label, color and marker."""
+    """Style of an objective: label, color and marker."""
 
     label: str
     color: str
     marker: str
 
 
-# Okabe and Ito's colors, which color-blind readers can tell apart.
+# Okabe and Ito's color-blind safe palette.
 STYLES = {
     "losses": LineStyle("average losses", "#0072B2", "s"),
     "probs": LineStyle("average probs", "#D55E00", "D"),
@@ -68,13 +68,13 @@ class Drawn:
     """A figure with its caption."""
 
     name: str
-    """Kind and family, for file names: accuracy-wrn-16-4-on-cifar-100-python."""
+    """Kind and family, the stem of file names: accuracy-wrn-16-4-on-cifar-100-python."""
     title: str
     caption: str
     figure: Figure | None
-    """None if the runs that it needs are missing; the notes name them."""
+    """None if runs are missing; the notes name them."""
     notes: tuple[str, ...] = ()
-    """What is missing in the figure."""
+    """Missing runs and measures."""
     family: str = ""
     """Slug of the family that it shows; empty for several families."""
 
@@ -99,7 +99,7 @@ class Measure:
     scale: float = 100.0
 
     def of(self, chosen: Chosen | None) -> list[float]:
-        """Values over the seeds, as shown; empty if it was not run."""
+        """Scaled values over the seeds; empty if there are no runs."""
         return [self.scale * value for value in chosen.values(self.name)] if chosen else []
 
 
@@ -132,7 +132,7 @@ class Curve:
 
 
 def curve(points: Iterable[tuple[float, Sequence[float]]]) -> Curve:
-    """points: (x, values over the seeds)."""
+    """A curve from (x, values over the seeds)."""
     found = Curve([], [], [], [])
     for x, values in points:
         found.x.append(x)
@@ -145,7 +145,7 @@ def curve(points: Iterable[tuple[float, Sequence[float]]]) -> Curve:
 def objective_curves(
     places: Sequence[tuple[float, Selected, int]], measure: Measure, averages: Iterable[Average]
 ) -> dict[tuple[Average, bool], Curve]:
-    """A curve for each (average, regularized). places: (x, family, K) of its points."""
+    """A curve for each (average, regularized). places: (x, family, K) of the points."""
     return {
         (average, regularized): curve(
             (x, measure.of(one.at(views, average, regularized=regularized)))
@@ -172,7 +172,7 @@ def draw_curve(ax: Axes, found: Curve, average: str, *, regularized: bool) -> No
 
 
 def draw_point(ax: Axes, x: float, values: Sequence[float], marker: str, gid: str) -> None:
-    """A black mark that does not belong to a curve."""
+    """A black marker apart from the curves."""
     size, edge = (9, 1.8) if marker == "+" else (6, 1.0)
     found = curve([(x, values)])
     ax.plot(found.x, found.mean, marker, color=BLACK, ms=size, mew=edge, zorder=4, gid=gid)
@@ -188,7 +188,7 @@ def _draw_spread(ax: Axes, found: Curve, color: str, zorder: float) -> None:
 
 
 def views_axis(ax: Axes, views: Sequence[int], label: str) -> None:
-    """Powers of two, evenly spaced."""
+    """A logarithmic x axis with a tick for each number of views."""
     ax.set_xscale("log", base=2)
     ax.set_xticks(list(views), [str(number) for number in views])
     ax.minorticks_off()
@@ -209,7 +209,7 @@ def objective_handles(averages: Iterable[str]) -> list[Line2D]:
 def regularizer_handles(
     kl_weight: float, which: Iterable[bool], color: str = GREY, markers: str = "oo", of: str = ""
 ) -> list[Line2D]:
-    """which: True for curves with the regularizer, False for those without it. of: a prefix."""
+    """which: True for curves with the regularizer, False without. of: a prefix of the labels."""
     from matplotlib.lines import Line2D
 
     found = set(which)
@@ -229,21 +229,21 @@ def mark_handle(marker: str, label: str) -> Line2D:
 
 
 def selection_caption(*selected: Selected) -> str:
-    """For captions: what the points are, and how learning rates and epochs were chosen."""
+    """Part of a caption: number of seeds, and how learning rates and epochs were chosen."""
     counts = [len(chosen.runs) for one in selected for chosen in one.chosen.values()] or [0]
     low, high = min(counts), max(counts)
     seeds = f"{low} seed{'s' * (low != 1)}" if low == high else f"{low} to {high} seeds"
     bars = ", with bars from the smallest to the largest value" if high > 1 else ""
     images = {"held-out" if one.on == "validation" else "test" for one in selected}
     return (
-        f"{'Means over' if high > 1 else 'Of'} {seeds}{bars}; "
-        "learning rate and epochs of each point are those with the best top-1 accuracy on the "
+        f"{'Means over' if high > 1 else 'From'} {seeds}{bars}; "
+        "each point has the learning rate and epochs with the best top-1 accuracy on the "
         f"{' or '.join(sorted(images))} images."
     )
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """A figure without a window system or global state."""
+    """A figure that needs no display and no global state."""
     logging.getLogger("matplotlib").setLevel(logging.WARNING)  # it logs its fonts
     try:
         from matplotlib.figure import Figure
@@ -255,7 +255,7 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def style_context() -> Any:
-    """The context in which figures are drawn and rendered."""
+    """The matplotlib settings for drawing and rendering figures."""
     new_figure(1, 1)  # raises if matplotlib is missing
     import matplotlib as mpl
 
@@ -271,21 +271,21 @@ def render(figure: Figure, kind: FileKind) -> bytes:
 
 
 def escape_math(text: str) -> str:
-    """A name without formulas: matplotlib would start one at a dollar."""
+    """Text in which a dollar sign does not start a formula."""
     return printable(text).replace("$", r"\$")
 
 
 def finish(
     figure: Figure, title: str, legend: Sequence[Sequence[Line2D]], notes: Sequence[str] = ()
 ) -> None:
-    """Add the title, and below the panels one legend and the notes: the figure grows by both.
+    """Add the title, and one legend and the notes below the panels: the figure grows by both.
 
-    legend: groups of handles, which stay together where there is room.
+    legend: groups of handles, which stay together if they fit.
     """
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     figure.suptitle("\n".join(_wrap(figure, title, 8)))
-    # Notes without room are in the caption and on the console.
+    # The caption and the console have all notes.
     more = len(notes) - _MAX_NOTES
     shown = [*notes[:_MAX_NOTES], f"and {more} more"] if more > 0 else notes
     lines = [line for note in shown for line in _wrap(figure, note, _NOTE_SIZE)]
@@ -307,8 +307,8 @@ def finish(
 
 
 def _arrange(groups: list[list[Line2D]], width: float) -> list[list[Line2D]]:
-    """Rows of a legend no wider than the figure: all groups in one row, a row per group, a column
-    per group, or one column."""
+    """Rows of a legend that fit the figure's width: all groups in one row, a row per group, a
+    column per group, or one column."""
     from matplotlib.lines import Line2D
 
     def letters(rows: list[list[Line2D]]) -> int:
@@ -327,6 +327,6 @@ def _arrange(groups: list[list[Line2D]], width: float) -> list[list[Line2D]]:
 
 
 def _wrap(figure: Figure, text: str, size: float) -> list[str]:
-    """Lines that fit the figure's width in letters of this size."""
+    """Lines that fit the figure's width at this font size."""
     letters = figure.get_figwidth() * _LETTERS_PER_INCH * 8 / size
     return textwrap.wrap(escape_math(text), int(letters))

@@ -1,7 +1,7 @@
-"""Numbers that the paper reports, and the families they can be compared with.
+"""Results that the paper reports, and the families they can be compared with.
 
 Botev, Bauer and De (2022), Tab. 1 (tab:results) and the appendix's table (tab:app:results): top-1
-test accuracy at K=1, and of the three objectives at K=16 on CIFAR-100 and K=8 on ImageNet.
+test accuracy at K=1, and for the three objectives at K=16 on CIFAR-100 and K=8 on ImageNet.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from fastaug.recipes import get_recipe
 
 
 class Cell(NamedTuple):
-    """An accuracy between 0 and 1 and its ± (the paper does not explain its own)."""
+    """An accuracy from 0 to 1 and its ± (the paper does not define its ±)."""
 
     value: float
     spread: float | None = None
 
 
 class Row(NamedTuple):
-    """Accuracies with or without the regularizer; K=1 is the same in both, as in the paper."""
+    """Accuracies with or without the regularizer; K=1 is the same in both rows."""
 
     single: Cell
     losses: Cell
@@ -33,12 +33,12 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Published:
-    """One network of the paper. Rows are by whether the regularizer was used."""
+    """One network of the paper. The key of a row is True with the regularizer."""
 
     dataset: str
     network: str
     views: int
-    """K of the three objectives."""
+    """K for the three objectives."""
     central: dict[bool, Row]
     tta: dict[bool, Row]
     """Empty if the network is not in the appendix's table."""
@@ -85,20 +85,20 @@ PUBLISHED = {  # by recipe
 
 
 def published(family: Family) -> Published | None:
-    """The paper's numbers for a family, if it is one of its experiments."""
+    """The paper's results for a family; None if the paper does not have its experiment."""
     recipe = _recipe(family)
     return PUBLISHED[recipe] if recipe else None
 
 
 def departures(family: Family) -> list[str]:
-    """Settings in which a run of the paper's experiment differs from its recipe."""
+    """Settings in which a family differs from the paper's recipe."""
     recipe = _recipe(family)
     return fixed(get_recipe(recipe)).differences(fixed(family.config)) if recipe else []
 
 
 def _recipe(family: Family) -> str | None:
-    """The paper's recipe with the family's network, augmentation and number of images. Flags may
-    have changed them, and then it is another experiment."""
+    """The paper's recipe with the family's network, augmentation and number of images; None if
+    flags have changed these, which makes it another experiment."""
     ours = family.config
     for recipe in sorted(family.recipes & set(PUBLISHED)):
         theirs = get_recipe(recipe)
@@ -110,7 +110,7 @@ def _recipe(family: Family) -> str | None:
 
 
 def same_but_model(one: Family, other: Family) -> bool:
-    """Whether two families are one experiment with two networks."""
+    """True if two families differ only in the network."""
     ours, theirs = (fixed(f.config).replace(model="wrn-16-4") for f in (one, other))
     same_images = Path(ours.data.data).name == Path(theirs.data.data).name
     strong = {f.config.view.augment == "randaugment" for f in (one, other)}
@@ -118,7 +118,8 @@ def same_but_model(one: Family, other: Family) -> bool:
 
 
 def fixed(config: TrainConfig) -> TrainConfig:
-    """A config with what the paper varies set to fixed values: what runs of a family share."""
+    """A config with fixed values for all settings that the paper varies: the rest is what runs of a
+    family share."""
     return config.replace(
         recipe="",
         views=1,

@@ -1,4 +1,4 @@
-"""Values of runs as the report's text. Runs may come from anyone: any value may have any type."""
+"""Values of runs as text. Run folders may come from anyone: any value may have any type."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from fastaug.engine.metrics import is_percentage
 
 MISSING = "–"  # noqa: RUF001
 _LARGEST = 1e100
-"""Beyond it the difference of two values could be infinite."""
+"""The difference of two larger values could be infinite."""
 
 
 class Cell(NamedTuple):
-    """A table's cell: its text, and the number that it is sorted by."""
+    """A cell of a table: its text, and the number to sort by."""
 
     text: str
     value: float | None = None
 
 
 def number(value: Any) -> float | None:
-    """A value that can be drawn and averaged, else None."""
+    """A value as a finite float; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    # Compared before the conversion: an int may be larger than any float.
+    # Compared before the conversion: an int may be too large for a float.
     return float(value) if abs(value) < _LARGEST else None
 
 
@@ -37,7 +37,7 @@ def short(value: float) -> str:
 
 
 def measure_text(name: str, value: Any) -> str:
-    """Accuracies in percent, other measures in their own unit."""
+    """Accuracies in percent, other measures as they are."""
     known = number(value)
     if known is None:
         return MISSING
@@ -45,7 +45,7 @@ def measure_text(name: str, value: Any) -> str:
 
 
 def mean_cell(values: Iterable[Any], *, accuracy: bool = False) -> Cell:
-    """The mean over the seeds, with the smallest and largest value if there are several."""
+    """The mean over the seeds, and the smallest and largest value if there are several."""
     known = [found for value in values if (found := number(value)) is not None]
     if not known:
         return Cell(MISSING)

@@ -1,59 +1,63 @@
-"""The report's page: plain data for templates/report.html.j2, from families and their choices."""
+"""The report's page: data for templates/report.html.j2."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import json
-import os
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
 from importlib.resources import files
-from typing import Any
+from typing import Any, get_args
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from PIL import Image
 
 import fastaug
-from fastaug.config import setting_owners
+from fastaug.config import free_on_resume
 from fastaug.errors import first_line, printable
-from fastaug.experiments.claims import check_claims
-from fastaug.experiments.paper_figures import draw_figures
-from fastaug.experiments.plotting import Drawn
+from fastaug.experiments.claims import PaperSweep
+from fastaug.experiments.comparison import ComparedRun, Comparison
+from fastaug.experiments.report_anchors import Anchors
 from fastaug.experiments.report_format import (
     MISSING,
+    Cell,
     counted,
     duration,
     mean_cell,
     measure_text,
     number,
-    percent,
     short,
 )
-from fastaug.experiments.report_media import inline_svg, jpeg_url, run_plots
-from fastaug.experiments.results import Family, Results, Run, Setting
-from fastaug.experiments.selection import Chosen, Selected
-from fastaug.experiments.tables import paper_tables
+from fastaug.experiments.report_media import jpeg_url
+from fastaug.experiments.report_paper import paper_data
+from fastaug.experiments.report_plots import Series, overlaid_plots, run_plots
+from fastaug.experiments.results import Results, Run, State
 from fastaug.settings import flag
 
 Data = dict[str, Any]
 
-_MAX_EVIDENCE, _FIRST_EVIDENCE = 8, 5
-"""Lines of evidence that are shown, and those that are if there are more: the rest is folded."""
-_PLACES = {"out", "resume", "recipe", "debug"}
-"""Settings that say where a run is and what it is called, not how it trains."""
+MAX_COLORS = 8
+"""Colors of the curves in report.css."""
+_MAX_SETTINGS = 8
+"""Differing settings that have a column of the comparison."""
+_MAX_PICTURES = 6
+_MEASURES = ("top1", "tta_top1", "invariance", "nll")
 
 
 def write_page(
-    sources: Sequence[str], results: Results, selected: Sequence[Selected], made: datetime
+    sources: Sequence[str],
+    results: Results,
+    comparison: Comparison,
+    sweeps: Sequence[PaperSweep],
+    made: datetime,
 ) -> str:
-    """One HTML page that needs nothing else. Text from runs is escaped by the template."""
-    anchors = Anchors([one.family for one in selected])
-    figures: defaultdict[str, list[Data]] = defaultdict(list)
-    for drawn in draw_figures(selected):
-        figures[drawn.family].append(_figure(drawn))
+    """One HTML page that needs no other file. The template escapes all text from runs."""
+    anchors = Anchors(results.runs)
+    pictures, picture_notes = _pictures(comparison, anchors)
+    names = _column_settings(comparison)
     script = _resource("report.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     environment = Environment(
@@ -65,6 +69,7 @@ def write_page(
     )
     environment.filters |= {"printable": lambda text: printable(str(text)), "counted": counted}
     environment.globals["zip"] = zip
+    states = Counter(run.state for run in results.runs)
     return environment.get_template("report.html.j2").render(
         style=_resource("report.css"),
         script=script,
@@ -72,10 +77,16 @@ def write_page(
         version=fastaug.__version__,
         made=f"{made:%d %B %Y, %H:%M %Z}",
         sources=sources,
-        unfinished=results.unfinished,
-        families=[_family(one, anchors, figures[one.family.slug]) for one in selected],
-        figures=figures[""],
-        tables=[{"table": one, "kinds": _kinds(one.rows)} for one in paper_tables(selected)],
+        states=[f"{states[state]:,} {state}" for state in get_args(State) if states[state]],
+        skipped=results.skipped,
+        effect=comparison.effect(),
+        columns=[(flag(name), _column_class(comparison, name)) for name in names],
+        more_settings=[flag(name) for name in comparison.differing if name not in names],
+        runs=[_run(one, comparison, names, anchors, pictures) for one in comparison.runs],
+        curves=_curves(comparison, anchors),
+        pictures=list(pictures.values())[:_MAX_PICTURES],
+        picture_notes=picture_notes,
+        paper=paper_data(sweeps, anchors),
     )
 
 
@@ -83,133 +94,110 @@ def _resource(name: str) -> Markup:
     return Markup((files("fastaug.experiments") / "templates" / name).read_text(encoding="utf-8"))
 
 
-class Anchors:
-    """Ids of the page's parts, for both ends of every link. They are made of names, not of places
-    in a list, so that a link into an older page of the same runs still works. What belongs to a
-    family follows an underscore, which no slug has."""
-
-    def __init__(self, families: Sequence[Family]) -> None:
-        parents = [str(run.folder.absolute().parent) for f in families for run in f.runs]
-        self._top = os.path.commonpath(parents) if parents else ""
-
-    def family(self, family: Family) -> str:
-        return f"family-{family.slug}"
-
-    def setting(self, family: Family, setting: Setting) -> str:
-        """A row of the family's table of settings."""
-        name = "no-augmentation"
-        if setting.augmented:
-            # float: 1 and 1.0 are the same weight.
-            name = f"k{setting.views:g}-{setting.average}-kl{float(setting.kl_weight)!r}"
-        return f"{self.family(family)}_{name}"
-
-    def views(self, family: Family, run: Run) -> str:
-        """The picture of the views, shared by runs with the same number and kind of views."""
-        return f"{self.family(family)}_views-{run.config.view.views}-{run.config.view.augment}"
-
-    def run(self, run: Run) -> str:
-        return f"run-{hashlib.sha256(os.fsencode(self._relative(run))).hexdigest()[:10]}"
-
-    def name(self, run: Run) -> str:
-        """A run's folder, without what all runs' folders begin with."""
-        return printable(self._relative(run))
-
-    def _relative(self, run: Run) -> str:
-        return os.path.relpath(run.folder.absolute(), self._top)
+# --- the comparison ---
 
 
-def _figure(drawn: Drawn) -> Data:
-    anchor, figure = f"figure-{drawn.name}", drawn.figure
-    label = f"{drawn.title}. {drawn.caption}"
+def _column_settings(comparison: Comparison) -> list[str]:
+    """Differing settings that have a column: those that change the result, if there are any."""
+    changing = [name for name in comparison.differing if name not in free_on_resume()]
+    return [*(changing or comparison.differing)][:_MAX_SETTINGS]
+
+
+def _column_class(comparison: Comparison, name: str) -> str:
+    values = [one.run.config.get(name) for one in comparison.runs]
+    return "number" if all(number(value) is not None for value in values) else "word"
+
+
+def _run(
+    one: ComparedRun,
+    comparison: Comparison,
+    names: Sequence[str],
+    anchors: Anchors,
+    pictures: dict[str, Data],
+) -> Data:
+    """A row of the comparison, and the run's section. names: settings that have a column."""
+    run, views, top1 = one.run, anchors.views(one.run), one.measures.get("top1")
+    title = one.name if top1 is None else f"{one.name}: top-1 {measure_text('top1', top1)}"
     return {
-        "anchor": anchor,
-        "title": drawn.title,
-        "caption": drawn.caption,
-        "notes": drawn.notes,
-        "svg": figure and inline_svg(figure, anchor, label),
-        "inches": figure and f"{figure.get_figwidth():g}",
-    }
-
-
-def _kinds(rows: Sequence[Sequence[str]]) -> list[str]:
-    """The class of each column of a table."""
-    texts = ("".join(column) for column in zip(*rows, strict=True))
-    return ["word" if any(map(str.isalpha, text)) else "number" for text in texts]
-
-
-def _family(selected: Selected, anchors: Anchors, figures: list[Data]) -> Data:
-    family, claims = selected.family, check_claims(selected)
-    pictures, notes = _pictures(family, anchors)
-    varied = _varied_names(family)
-    shared = [name for name in setting_owners() if name not in {*varied, *_PLACES}]
-    by_setting: defaultdict[Setting, list[Data]] = defaultdict(list)
-    for run in family.runs:
-        by_setting[run.setting].append(_run(run, selected, anchors, varied, pictures))
-    top1, best = max(
-        ((chosen.mean("top1") or 0.0, chosen) for chosen in selected.chosen.values()),
-        key=lambda pair: pair[0],
-    )
-    return {
-        "anchor": anchors.family(family),
-        "title": family.title,
-        "best": f"{measure_text('top1', top1)} ({best.setting.label})",
-        "verdicts": Counter(claim.verdict for claim in claims),
-        "claims": [
-            {"verdict": claim.verdict, "text": claim.text, **_folded(claim.evidence)}
-            for claim in claims
-        ],
-        "on": selected.on,
-        "settings": [_setting(chosen, selected, anchors) for chosen in selected.chosen.values()],
-        "shared": [f"{flag(name)} {_config_text(family.runs[0], name)}" for name in shared],
-        "figures": figures,
-        "pictures": list(pictures.values()),
-        "picture_notes": notes,
-        "groups": [
-            {"setting": anchors.setting(family, setting), "label": setting.label, "runs": runs}
-            for setting, runs in by_setting.items()
-        ],
-        "runs": [run for runs in by_setting.values() for run in runs],
-    }
-
-
-def _folded(lines: Sequence[str]) -> Data:
-    shown = len(lines) if len(lines) <= _MAX_EVIDENCE else _FIRST_EVIDENCE
-    return {"evidence": lines[:shown], "more_evidence": lines[shown:]}
-
-
-def _setting(chosen: Chosen, selected: Selected, anchors: Anchors) -> Data:
-    """A row of the table of settings."""
-    setting, family = chosen.setting, selected.family
-    several = setting.augmented and setting.views > 1  # else average and weight do not matter
-    everything = sum(run.setting == setting for run in family.runs)
-    return {
-        "anchor": anchors.setting(family, setting),
-        "views": mean_cell([setting.views]),
-        "average": (
-            setting.average if several else "any" if setting.augmented else "no augmentation"
-        ),
-        "kl_weight": mean_cell([setting.kl_weight] if several else []),
-        "lr": mean_cell([chosen.lr]),
-        "epochs": mean_cell([chosen.epochs]),
-        "seeds": mean_cell([len(chosen.runs)]),
+        "anchor": anchors.run(run),
+        "name": one.name,
+        "title": title,
+        "state": run.state,
+        "progress": run.progress,
+        "short_progress": run.short_progress,
+        "settings": [Cell(one.settings[name], number(run.config.get(name))) for name in names],
+        "flags": one.flags,
+        "measured": one.measured,
         "measures": [
-            mean_cell(chosen.values("top1"), accuracy=True),
-            mean_cell(chosen.values("tta_top1"), accuracy=True),
-            mean_cell(chosen.values("invariance")),
+            {
+                "cell": mean_cell([one.measures.get(name)], accuracy=name.endswith("top1")),
+                "best": comparison.is_best(one, name),
+            }
+            for name in _MEASURES
         ],
-        "candidates": chosen.candidates,
-        "seed_links": [(anchors.run(run), run.config.run.seed) for run in chosen.runs],
-        "all_runs": everything if everything > len(chosen.runs) else 0,
+        "loss": mean_cell([one.training_loss]),
+        "speed": _speed(one.views_per_s),
+        "training": duration(one.train_seconds),
+        "views": views if views in pictures else "",
+        "plots": run_plots(run) if len(comparison.runs) > 1 else [],
+        "has_records": bool(run.records),
+        "facts": _facts(one),
+        "measure_table": _measure_table(run),
+        "config": json.dumps(run.config.to_flat(), indent=1),
     }
 
 
-def _pictures(family: Family, anchors: Anchors) -> tuple[dict[str, Data], list[str]]:
-    """The first readable views.png of each number and kind of views: others would look the same."""
+def _speed(value: Any) -> Cell:
+    known = number(value)
+    return Cell(MISSING) if known is None else Cell(f"{known:,.0f}", known)
+
+
+def _curves(comparison: Comparison, anchors: Anchors) -> Data:
+    """Plots with a line for each run, and their legend: (style, text).
+
+    Up to MAX_COLORS runs have a color each. More runs are colored by the value of a setting, or, if
+    no setting has few enough values, only the best runs have a color.
+    """
+    runs, labels = comparison.runs, comparison.labels()
+    styles = [place if place <= MAX_COLORS else 0 for place in range(1, len(runs) + 1)]
+    legend = list(zip(styles[:MAX_COLORS], labels, strict=False)) if len(runs) > 1 else []
+    if len(runs) > MAX_COLORS:
+        legend.append((0, counted(len(runs) - MAX_COLORS, "other run")))
+        if name := _color_setting(comparison):
+            values = Counter(one.settings[name] for one in runs)
+            style_of = {value: style for style, value in enumerate(sorted(values), 1)}
+            styles = [style_of[one.settings[name]] for one in runs]
+            legend = [
+                (style, f"{flag(name)} {value} ({counted(values[value], 'run')})")
+                for value, style in style_of.items()
+            ]
+    lines = [
+        (one.run, Series(label, [], style, anchors.run(one.run)))
+        for one, label, style in zip(runs, labels, styles, strict=True)
+    ]
+    return {"plots": overlaid_plots(lines), "legend": legend}
+
+
+def _color_setting(comparison: Comparison) -> str:
+    """A setting with few enough values that changes the result; "" if there is none. The weight of
+    the regularizer comes first: it separates the curves most."""
+    for name in sorted(comparison.differing, key=lambda name: name != "kl_weight"):
+        values = {one.settings[name] for one in comparison.runs}
+        if name != "seed" and name not in free_on_resume() and len(values) <= MAX_COLORS:
+            return name
+    return ""
+
+
+# --- views ---
+
+
+def _pictures(comparison: Comparison, anchors: Anchors) -> tuple[dict[str, Data], list[str]]:
+    """The first readable views.png for each number and kind of views: others look the same."""
     pictures: dict[str, Data] = {}
     notes = []
-    for run in family.runs:
-        anchor, file = anchors.views(family, run), run.folder / "views.png"
-        if anchor in pictures or not file.is_file():
+    for one in comparison.runs:
+        run, anchor, file = one.run, anchors.views(one.run), one.run.folder / "views.png"
+        if anchor in pictures or len(pictures) == _MAX_PICTURES or not file.is_file():
             continue
         try:
             source = jpeg_url(file)
@@ -217,85 +205,46 @@ def _pictures(family: Family, anchors: Anchors) -> tuple[dict[str, Data], list[s
             notes.append(f"{printable(str(file))}: no picture ({printable(first_line(error))})")
             continue
         views = counted(run.config.view.views, "view")
-        text = f"Training images, each with {views} of it, augmentation {run.config.view.augment}"
-        origin = {"run": anchors.run(run), "name": anchors.name(run)}
+        how = f"with {views} each, --augment {run.config.view.augment}"
+        text = f"Training images, one per row, {how}"
+        origin = {"run": anchors.run(run), "name": one.name}
         pictures[anchor] = {"anchor": anchor, "source": source, "text": text, **origin}
     return pictures, notes
 
 
-def _run(
-    run: Run, selected: Selected, anchors: Anchors, varied: Sequence[str], pictures: dict[str, Data]
-) -> Data:
-    """A row of the table of all runs, and a section of its own."""
-    config, measures, family = run.config, run.measures, selected.family
-    views, top1 = anchors.views(family, run), number(measures.get("top1"))
-    return {
-        "anchor": anchors.run(run),
-        "name": anchors.name(run),
-        "setting": anchors.setting(family, run.setting),
-        "label": run.setting.label,
-        "title": (
-            f"lr {config.optim.lr:g}, {config.optim.epochs} epochs, seed {config.run.seed}: "
-            f"{MISSING if top1 is None else percent(top1)} %"
-        ),
-        "chosen": any(run is other for other in selected.chosen[run.setting].runs),
-        "numbers": [
-            *(mean_cell([config.get(name)]) for name in ("views", "lr", "epochs", "seed")),
-            *(mean_cell([measures.get(name)], accuracy=True) for name in ("top1", "tta_top1")),
-            *(mean_cell([measures.get(name)]) for name in ("invariance", "nll")),
-        ],
-        "training": duration(_mapping(run, "timing").get("train_seconds")),
-        "views": views if views in pictures else "",
-        "plots": run_plots(run),
-        "facts": _facts(run, varied),
-        "measures": _measures(run),
-        "config": json.dumps(config.to_flat(), indent=1),
-    }
+# --- run by run ---
 
 
-def _facts(run: Run, varied: Sequence[str]) -> dict[str, list[tuple[Any, Any]]]:
+def _facts(one: ComparedRun) -> dict[str, list[tuple[Any, Any]]]:
     """Small tables of names and values, by title."""
-    summary, parameters = run.summary, number(run.summary.get("parameters"))
+    run, parameters = one.run, number(one.run.summary.get("parameters"))
     timing = [
         (name, duration(value).text if name == "train_seconds" else _number_text(value))
         for name, value in _mapping(run, "timing").items()
     ]
+    total = f"{run.total_steps:,}" if run.total_steps else "unknown"
     facts = {
         "Run": [
             ("folder", run.folder),
             ("recipe", run.config.run.recipe),
-            ("steps", f"{summary.get('step')} of {summary.get('total_steps')}"),
-            ("skipped steps", summary.get("skipped_steps")),
+            ("steps", f"{run.step:,} of {total}"),
+            ("skipped steps", run.summary.get("skipped_steps", MISSING)),
             ("parameters", MISSING if parameters is None else f"{parameters:,.0f}"),
-        ]
+        ],
+        "Settings that differ": [(flag(name), text) for name, text in one.settings.items()],
+        "Timing": timing,
+        "Environment": list(_mapping(run, "environment").items()),
     }
-    if varied:
-        facts["Differs in its family"] = [(flag(n), _config_text(run, n)) for n in varied]
-    return facts | {"Timing": timing, "Environment": list(_mapping(run, "environment").items())}
+    return {title: pairs for title, pairs in facts.items() if pairs}
 
 
-def _measures(run: Run) -> Data:
-    """A row for each measure: on the test images, and on the held-out images if there are some."""
+def _measure_table(run: Run) -> Data:
+    """A row for each final measure, on the test images and on held-out images if there are any."""
     validation = run.validation if isinstance(run.validation, dict) else {}
     names = dict.fromkeys([*run.measures, *validation])
     sources = [run.measures, validation] if validation else [run.measures]
     rows = [(n, [measure_text(str(n), source.get(n)) for source in sources]) for n in names]
     return {"held_out": bool(validation), "rows": rows}
-
-
-def _varied_names(family: Family) -> list[str]:
-    """Settings that differ between the runs of a family."""
-    names = (name for name in setting_owners() if name not in _PLACES)
-    return [name for name in names if len({_config_text(run, name) for run in family.runs}) > 1]
-
-
-def _config_text(run: Run, name: str) -> str:
-    value: Any = run.config.get(name)
-    if isinstance(value, float):
-        return short(value)
-    if isinstance(value, (tuple, list)):
-        return " ".join(map(str, value))
-    return printable(str(value)) if value != "" else '""'
 
 
 def _number_text(value: Any) -> str:

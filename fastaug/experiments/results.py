@@ -1,4 +1,4 @@
-"""Finished runs on disk, grouped into families and settings for figures and tables."""
+"""Runs on disk: finished, stopped and running ones, and families of finished ones."""
 
 from __future__ import annotations
 
@@ -6,17 +6,23 @@ import json
 import os
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import chain, count
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from fastaug.config import TrainConfig, free_on_resume, setting_owners
-from fastaug.errors import DataError, FastaugError
+from fastaug.errors import DataError, FastaugError, describe_error, first_line
+from fastaug.experiments.metrics_file import read_metrics
+from fastaug.experiments.report_format import number
 from fastaug.kernels.config import Average
+from fastaug.runs.lock import is_locked
 from fastaug.settings import flag
 
 Measures = dict[str, float]
+State = Literal["finished", "stopped", "running", "diverged"]
 AVERAGES: tuple[Average, ...] = get_args(Average)
 
 _SWEPT = {"recipe", "views", "average", "kl_weight", "lr", "epochs", "seed", "augment"}
@@ -33,7 +39,7 @@ class Setting(NamedTuple):
 
     @property
     def label(self) -> str:
-        """For people: K=4, average losses, KL weight 1."""
+        """The setting in words: K=4, average losses, KL weight 1."""
         if not self.augmented:
             return "no augmentation"
         if self.views == 1:
@@ -43,8 +49,8 @@ class Setting(NamedTuple):
 
 
 def setting_of(config: TrainConfig) -> Setting:
-    """The setting of a run. With one view, or without augmentation, the objectives coincide and the
-    regularizer is 0: that is one setting."""
+    """The setting of a run. With one view or without augmentation the objectives coincide and the
+    regularizer is 0, so all such runs have the same setting."""
     if config.view.augment == "none":
         return Setting(1, "losses", 0.0, augmented=False)
     if config.view.views == 1:
@@ -54,11 +60,37 @@ def setting_of(config: TrainConfig) -> Setting:
 
 @dataclass(frozen=True)
 class Run:
-    """One finished training."""
+    """A training in any state."""
 
     folder: Path
     config: TrainConfig
     summary: dict[str, Any]
+    """summary.json; empty if the run has none yet."""
+    state: State
+
+    @cached_property
+    def records(self) -> list[dict[str, Any]]:
+        """Records of metrics.jsonl; of a long run a share of them."""
+        with suppress(OSError):
+            return list(read_metrics(self.folder / "metrics.jsonl"))
+        return []
+
+    @property
+    def step(self) -> int:
+        """Last step that was logged."""
+        logged = [self.summary] if self.summary else self.records
+        return max((int(number(record.get("step")) or 0) for record in logged), default=0)
+
+    @property
+    def total_steps(self) -> int:
+        """Steps of the whole run; 0 if unknown."""
+        if total := number(self.summary.get("total_steps")):
+            return int(total)
+        for record in reversed(self.records):
+            step, epoch = number(record.get("step")), number(record.get("epoch"))
+            if step and epoch:
+                return round(self.config.optim.epochs * step / epoch)
+        return 0
 
     @property
     def setting(self) -> Setting:
@@ -66,18 +98,35 @@ class Run:
 
     @property
     def measures(self) -> Measures:
-        """Measures on the test images, as Evaluation.measure names them."""
-        return self.summary["measures"]
+        """Measures of the final evaluation on the test images, as Evaluation.measure names them;
+        empty before it."""
+        return self.summary.get("measures", {})
 
     @property
     def validation(self) -> Measures | None:
         """The same measures on the held-out images."""
         return self.summary.get("validation")
 
+    @property
+    def progress(self) -> str:
+        """The state in words: finished, or stopped at step 60 of 1,562."""
+        if self.state == "finished":
+            return "finished"
+        of = f" of {self.total_steps:,}" if self.total_steps else ""
+        at = ", step" if self.state == "running" else " at step"
+        return f"{self.state}{at} {self.step:,}{of}"
+
+    @property
+    def short_progress(self) -> str:
+        """The state for a column of a table: finished, or stopped 60/1,562."""
+        if self.state == "finished" or not self.total_steps:
+            return self.progress
+        return f"{self.state} {self.step:,}/{self.total_steps:,}"
+
 
 @dataclass(frozen=True)
-class Unfinished:
-    """A run folder without a result, and the reason."""
+class Skipped:
+    """A run folder that is left out, and the reason."""
 
     folder: Path
     reason: str
@@ -85,17 +134,17 @@ class Unfinished:
 
 @dataclass(frozen=True)
 class Family:
-    """Runs that differ only in what the paper varies: one set of figures."""
+    """Finished runs that differ only in what the paper varies: one set of figures."""
 
     title: str
-    """For people: wrn-16-4 on cifar-100-python."""
+    """Network and data: wrn-16-4 on cifar-100-python."""
     slug: str
-    """For file names; each family has its own."""
+    """The title as part of file names, unique among families."""
     runs: tuple[Run, ...]
 
     @property
     def config(self) -> TrainConfig:
-        """Config of the first run, for what all runs share."""
+        """Config of the first run, for the settings that all runs share."""
         return self.runs[0].config
 
     @property
@@ -105,34 +154,47 @@ class Family:
 
 @dataclass(frozen=True)
 class Results:
+    """All runs below some folders."""
+
+    runs: tuple[Run, ...]
     families: tuple[Family, ...]
-    unfinished: tuple[Unfinished, ...]
+    """The finished runs."""
+    skipped: tuple[Skipped, ...]
+    """Folders that cannot be read."""
+
+    @property
+    def without_result(self) -> list[Skipped]:
+        """All folders that are in no family."""
+        unfinished = [Skipped(r.folder, r.progress) for r in self.runs if r.state != "finished"]
+        return [*unfinished, *self.skipped]
 
 
 def find_results(roots: Sequence[str | Path]) -> Results:
-    """All runs in and below some folders. Runs that cannot be read are listed as unfinished."""
+    """All runs in and below some folders. A folder that cannot be read does not affect others."""
     runs: list[Run] = []
-    unfinished: list[Unfinished] = []
+    skipped: list[Skipped] = []
     for folder in _run_folders(roots):
-        found = _read_run(folder)
-        if isinstance(found, Run):
-            runs.append(found)
-        else:
-            unfinished.append(found)
-    return Results(tuple(_families(runs)), tuple(unfinished))
+        try:
+            runs.append(_read_run(folder))
+        except FastaugError as error:  # noqa: PERF203
+            skipped.append(Skipped(folder, first_line(error)))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            skipped.append(Skipped(folder, describe_error(error)))
+    finished = [run for run in runs if run.state == "finished"]
+    return Results(tuple(runs), tuple(_families(finished)), tuple(skipped))
 
 
 def _run_folders(roots: Sequence[str | Path]) -> list[Path]:
-    """Folders with a config.json, each once."""
+    """Folders with a config.json or a metrics.jsonl, each once."""
     found: dict[Path, Path] = {}
     for root in roots:
         top = Path(root).expanduser()
         if not top.is_dir():
             what = "is a file" if top.exists() else "no such folder"
-            raise DataError(f"{root}: {what}; give a run folder or one that holds some")
+            raise DataError(f"{root}: {what}; give a run folder or a folder above run folders")
         for folder, below, files in os.walk(top):
-            if "config.json" in files:
-                below.clear()  # nothing in a run folder is another one
+            if {"config.json", "metrics.jsonl"} & {*files}:
+                below.clear()  # run folders are not nested
                 found.setdefault(Path(folder).resolve(), Path(folder))
             below.sort()
     return list(found.values())
@@ -146,23 +208,26 @@ def read_config(folder: Path) -> TrainConfig | None:
         return None
 
 
-def _read_run(folder: Path) -> Run | Unfinished:
-    try:
-        config = TrainConfig.from_saved(_read_json(folder / "config.json"))
-        if not (folder / "summary.json").exists():
-            ended = "diverged" if (folder / "bad-batch.pt").exists() else "not finished"
-            return Unfinished(folder, f"{ended}: it has no summary.json")
-        summary = _read_json(folder / "summary.json")
-        _check_kinds(config, summary)
-    except (OSError, ValueError, KeyError, TypeError, FastaugError) as error:
-        return Unfinished(folder, f"cannot be read ({type(error).__name__}: {error})")
-    if not summary.get("finished"):
-        return Unfinished(folder, f"stopped at step {summary.get('step')}")
-    return Run(folder, config, summary)
+def _read_run(folder: Path) -> Run:
+    """A run in any state; an error if its files cannot be read or have values of wrong types."""
+    config = TrainConfig.from_saved(_read_json(folder / "config.json"))
+    is_running = is_locked(folder)  # checked first: a run that ends after this has its summary
+    has_summary = (folder / "summary.json").exists()
+    summary = _read_json(folder / "summary.json") if has_summary else {}
+    _check_kinds(config, summary)
+    if summary.get("finished"):
+        return Run(folder, config, summary, "finished")
+    if is_running:
+        return Run(folder, config, {}, "running")
+    diverged = not summary and (folder / "bad-batch.pt").exists()
+    run = Run(folder, config, {}, "diverged" if diverged else "stopped")
+    # A resumed run may have been stopped again since the summary was written.
+    is_current = run.step <= (number(summary.get("step")) or 0)
+    return replace(run, summary=summary) if is_current else run
 
 
 def _check_kinds(config: TrainConfig, summary: dict[str, Any]) -> None:
-    """Raise TypeError for values of the wrong type: run folders may come from anyone."""
+    """Raise TypeError for values of wrong types: run folders may come from anyone."""
     components = get_type_hints(TrainConfig).values()
     hints = {name: kind for part in components for name, kind in get_type_hints(part).items()}
     for name, kind in hints.items():
@@ -170,15 +235,23 @@ def _check_kinds(config: TrainConfig, summary: dict[str, Any]) -> None:
         wanted = (int, float) if plain is float else plain
         if not isinstance(config.get(name), wanted):
             raise TypeError(f"{name} must be a {plain.__name__}")
-    for measures in (summary["measures"], summary.get("validation", {"top1": 0.0})):
-        if not isinstance(measures["top1"], (int, float)):
-            raise TypeError("top1 must be a number")
+    if not summary:
+        return
+    for name in ("measures", *(["validation"] if "validation" in summary else [])):
+        measures = summary.get(name)
+        if not isinstance(measures, dict) or number(measures.get("top1")) is None:
+            raise DataError(f"summary.json has no {name} with a top1")
 
 
 def _read_json(file: Path) -> dict[str, Any]:
-    value = json.loads(file.read_text(encoding="utf-8"))
+    if not file.is_file():
+        raise DataError(f"it has no {file.name}")
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"{file.name} cannot be read ({first_line(error)})") from error
     if not isinstance(value, dict):
-        raise ValueError(f"{file.name} must be a JSON object")
+        raise DataError(f"{file.name} is not a JSON object")
     return value
 
 
@@ -203,7 +276,7 @@ def _families(runs: Sequence[Run]) -> list[Family]:
 
 
 def slug_of(text: str) -> str:
-    """A text as part of a file name."""
+    """A text in the form of a file name."""
     return "".join(c if c.isalnum() else "-" for c in text.lower()).strip("-")
 
 
@@ -226,7 +299,7 @@ def _title(config: TrainConfig) -> str:
 
 
 def _differing(keys: Sequence[tuple], own: tuple) -> str:
-    """The settings that set a family apart from others of its title."""
+    """The settings in which a family differs from others of the same title."""
     parts = [
         f"{flag(name)} {value}"
         for place, (name, value) in enumerate(own)

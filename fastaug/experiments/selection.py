@@ -1,4 +1,4 @@
-"""The choice of learning rate and epoch budget for each setting, as the paper makes it."""
+"""Choosing the learning rate and number of epochs of each setting, as the paper does."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ SelectOn = Literal["auto", "validation", "test"]
 
 RunsFlag = Annotated[
     tuple[str, ...],
-    arg(metavar="RUNS...", help="Run folders, or folders that hold some, at any depth."),
+    arg(metavar="RUNS...", help="Run folders, or folders above run folders."),
 ]
 SelectOnFlag = Annotated[
     SelectOn,
     arg(
-        help="Images that choose each setting's learning rate and epochs, by top-1. auto: the "
-        "held-out images if every run of a family has some, else the test images, as in the paper."
+        help="In sweeps: images for choosing each setting's learning rate and epochs by top-1. "
+        "auto: held-out images if all runs have some, else the test images, as in the paper."
     ),
 ]
 
@@ -40,16 +40,16 @@ class Chosen:
     lr: float
     epochs: int
     score: float
-    """Top-1 of the central crop on the images that the choice is made by."""
+    """Top-1 on central crops of the images used for choosing."""
     candidates: int
     """Number of (learning rate, epochs) pairs to choose from."""
     runs: tuple[Run, ...]
     edges: tuple[str, ...] = ()
-    """Edges of the grid that the choice lies on ("largest lr", "fewest epochs"): a better one may
-    lie beyond them."""
+    """Edges of the grid that the best point lies on ("largest lr", "fewest epochs"): points beyond
+    them may be better."""
 
     def values(self, measure: str) -> list[float]:
-        """A measure on the test images, per seed; runs that lack it are left out."""
+        """A measure on the test images, per seed; runs without it are left out."""
         found = (run.measures.get(measure) for run in self.runs)
         return [value for value in found if value is not None]
 
@@ -61,16 +61,16 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Selected:
-    """A family and the choice for each of its settings: the input of figures and tables."""
+    """A family and the chosen runs of its settings: the input of figures and tables."""
 
     family: Family
     on: Images
-    """Images that the choice is made by."""
+    """Images used for choosing."""
     chosen: Mapping[Setting, Chosen]
 
     @property
     def multiplicities(self) -> list[int]:
-        """Numbers of views K that were run with augmentation, ascending."""
+        """Numbers of views K of the runs with augmentation, ascending."""
         return sorted({setting.views for setting in self.chosen if setting.augmented})
 
     @property
@@ -79,8 +79,8 @@ class Selected:
 
     @property
     def regularizer_weight(self) -> float:
-        """KL weight that "with the regularizer" refers to: the paper's 1 if it was run, else the
-        one that most settings have; 1 if there is none."""
+        """KL weight of "with the regularizer": the paper's 1 if it was run, otherwise the weight of
+        most settings; 1 if no run has the regularizer."""
         weights = Counter(setting.kl_weight for setting in self.chosen if setting.kl_weight)
         if not weights or 1.0 in weights:
             return 1.0
@@ -90,16 +90,16 @@ class Selected:
         return self.at_weight(views, average, self.regularizer_weight if regularized else 0.0)
 
     def at_weight(self, views: int, average: Average, kl_weight: float) -> Chosen | None:
-        """The choice of one setting. At K=1 all objectives are the same setting."""
+        """The chosen runs of one setting. At K=1 all objectives are the same setting."""
         if views == 1:
             return self.chosen.get(Setting(1, "losses", 0.0))
         return self.chosen.get(Setting(views, average, kl_weight))
 
 
 def missing_objectives(found: Container[tuple[str, bool]], averages: Sequence[str]) -> list[str]:
-    """Objectives that were not run with the regularizer, without it, or at all.
+    """Objectives that were not run: with the regularizer, without it, or both.
 
-    found: (average, regularized) of those that were run.
+    found: (average, regularized) of the runs.
     """
     words = []
     for average in averages:
@@ -118,18 +118,18 @@ def select_families(results: Results, asked: SelectOn = "auto") -> list[Selected
 
 
 def resolve_select_on(runs: Sequence[Run], asked: SelectOn) -> Images:
-    """auto: the validation images if every run has held some out, else the test images."""
+    """The images for choosing. auto: held-out images if every run has some, else test images."""
     without = [run for run in runs if run.validation is None]
     if asked == "validation" and without:
         raise DataError(
-            f"--select-on validation: {without[0].folder} has held out no images; train with "
+            f"--select-on validation: {without[0].folder} has no held-out images; train with "
             "--validation 0.1, or use --select-on test"
         )
     return "test" if asked == "test" or without else "validation"
 
 
 def select(runs: Iterable[Run], on: Images) -> dict[Setting, Chosen]:
-    """The best candidate of each setting, by mean top-1 over the seeds that all of them have."""
+    """The best candidate of each setting, by mean top-1 over the seeds that all candidates have."""
     by_setting: defaultdict[Setting, defaultdict[tuple[float, int], dict[int, Run]]]
     by_setting = defaultdict(lambda: defaultdict(dict))
     for run in runs:
@@ -142,13 +142,13 @@ def select(runs: Iterable[Run], on: Images) -> dict[Setting, Chosen]:
 def _best(
     setting: Setting, candidates: dict[tuple[float, int], dict[int, Run]], on: Images
 ) -> Chosen:
-    # The chosen one may have been run with more seeds than the others: those do not count here.
+    # The best candidate may have more seeds than the others: only common seeds are compared.
     common = set.intersection(*(set(by_seed) for by_seed in candidates.values()))
 
     def score(by_seed: dict[int, Run]) -> float:
         return fmean(_top1(run, on) for seed, run in by_seed.items() if seed in (common or by_seed))
 
-    # Of equals the cheaper one.
+    # The cheapest of equally good candidates.
     (lr, epochs), by_seed = max(
         candidates.items(), key=lambda item: (score(item[1]), -item[0][1], -item[0][0])
     )
@@ -164,7 +164,7 @@ def _best(
 def _edge(
     best: Collection[float], tried: Collection[float], lowest: str, highest: str
 ) -> list[str]:
-    """The name of the end of `tried` that all of the best lie at."""
+    """The name of the end of `tried` that the best value lies at."""
     if len(tried) == 1 or len(best) > 1:
         return []
     return [lowest] if min(tried) in best else [highest] if max(tried) in best else []
@@ -172,5 +172,5 @@ def _edge(
 
 def _top1(run: Run, on: Images) -> float:
     measures = run.validation if on == "validation" else run.measures
-    assert measures is not None, f"{run.folder} has held out no images"
+    assert measures is not None, f"{run.folder} has no held-out images"
     return measures["top1"]

@@ -1,4 +1,4 @@
-"""The flags of fastaug.sweep: its own as a dataclass, and those of fastaug.train for every run."""
+"""The flags of fastaug.sweep, and how they are separated from those of fastaug.train."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from fastaug.kernels.config import Average
 from fastaug.settings import Settings, flag, setting
 
 GRID = ("views", "average", "kl_weight", "lr", "epochs")
-"""What a grid varies, besides the seeds."""
+"""Settings that a grid varies, besides the seed."""
 _NOT_IN_A_SWEEP = {
     "--recipe": "EXPERIMENT may be a recipe's name",
     "--seed": "--seeds N runs the seeds 0 to N-1",
-    "--resume": "the same command continues by itself",
-    "--max-steps": "runs are compared when they have finished",
+    "--resume": "run the same command again to continue",
+    "--max-steps": "only finished runs are compared",
 }
 
 
 @dataclass(frozen=True)
 class SweepConfig(Settings):
-    """Train a grid of runs and choose the best of each setting, as the paper does. Several machines
-    share a sweep by the same command with one --storage; the same command continues an interrupted
-    one. All other flags are those of fastaug.train (--data, --dali, --batch-size, ...), for every
-    run."""
+    """Train a grid of runs and choose the best of each setting, as the paper does. To continue an
+    interrupted sweep, run the same command again; to share a sweep between machines, run it on each
+    of them with the same --storage. All other flags are those of fastaug.train (--data, --dali,
+    --batch-size, ...) and apply to every run."""
 
     experiment: Annotated[str, arg(metavar="EXPERIMENT")]
-    """An experiment of the paper or a small version of one (--list-experiments), or a recipe, whose
-    grid the next flags give."""
+    """An experiment of the paper or a small version of one (--list-experiments), or a recipe with a
+    grid from the next flags."""
     views: tuple[int, ...] = ()
-    """Numbers of views K; default: the experiment's, as for the following."""
+    """Numbers of views K; default, as for the next flags: those of the experiment."""
     average: tuple[Average, ...] = ()
     """What is averaged over the views of an image."""
     kl_weight: tuple[float, ...] = ()
@@ -45,32 +45,32 @@ class SweepConfig(Settings):
     epochs: tuple[int, ...] = ()
     """Epoch budgets."""
     seeds: int = setting(0, at_least=0)
-    """Seeds 0, 1, ... of each run; 0: as many as the experiment has."""
+    """Number of seeds of each run: 0, 1, ...; 0: the experiment's number."""
     tune_seeds: int = setting(-1, at_least=-1)
-    """Seeds that rate and epochs are chosen with; the other seeds run only the choice. 0: all seeds
-    at every point; -1: as the experiment says."""
+    """Number of seeds for choosing learning rate and epochs; the other seeds run only with the
+    chosen ones. 0: all seeds at every point of the grid; -1: the experiment's number."""
     select_on: Literal["validation", "test"] = "validation"
-    """What rate and epochs are chosen by. validation: a share of the training images is held out
-    (--validation, 0.1 by default); test: the test images, as the paper apparently does."""
+    """Images for choosing learning rate and epochs by top-1. validation: held-out training images
+    (--validation, 0.1 by default); test: the test images, as the paper appears to do."""
     storage: str = ""
-    """Where the sweep is kept, a URL of Optuna's: postgresql://USER:PASSWORD@HOST/DATABASE,
+    """Database of the sweep, an Optuna URL: postgresql://USER:PASSWORD@HOST/DATABASE,
     mysql+pymysql://..., sqlite:///FILE; default: sweep.db in --out."""
     study: str = ""
     """Name of the sweep in the storage; default: the experiment's."""
     out: str = ""
     """Folder of the sweep; default: sweeps/EXPERIMENT."""
     jobs: int = setting(0, at_least=0)
-    """Runs at a time on this machine, each with its share of the GPUs or cores; 0: as many as there
-    are GPUs / --ranks, or without a GPU as cores, at most 8."""
+    """Concurrent runs on this machine, each with its share of the GPUs or cores; 0: number of GPUs
+    / --ranks, or without a GPU the number of cores / --ranks, at most 8."""
     ranks: int = setting(1, at_least=1)
-    """Ranks of each run: above 1 it is started by torchrun."""
+    """Ranks of each run; more than 1 are started with torchrun."""
     retries: int = setting(2, at_least=0)
-    """How often a run that fails is tried again; it continues from its last checkpoint."""
+    """Retries of a run that fails; it continues from its last checkpoint."""
     heartbeat: int = setting(30, at_least=1)
-    """Seconds between two signs of life; a worker that gives none for four times as long is taken
-    for dead, and another one continues its run."""
+    """Seconds between heartbeats; after four missed ones a worker counts as lost, and another
+    one continues its run."""
     dry_run: bool = False
-    """Show how many runs and views it is, and end."""
+    """Print the number of runs and views, and exit."""
     debug: bool = False
     """Show the traceback of an error."""
 
@@ -80,7 +80,9 @@ class SweepConfig(Settings):
         for name in GRID:
             values = getattr(self, name)
             if repeated := sorted({v for v in values if values.count(v) > 1}):
-                raise ConfigError(f"{flag(name)} has {repeated[0]} more than once")
+                raise ConfigError(
+                    f"{flag(name)} has {repeated[0]} more than once; give each value once"
+                )
 
     @property
     def base(self) -> Experiment:
@@ -92,7 +94,7 @@ class SweepConfig(Settings):
 
     @property
     def tune_seed_count(self) -> int:
-        """Seeds of the first stage; all of them if there is no second one."""
+        """Seeds of the first stage; all seeds if there is no second stage."""
         asked = self.base.tune_seeds if self.tune_seeds < 0 else self.tune_seeds
         return min(asked, self.seed_count) or self.seed_count
 
@@ -115,7 +117,7 @@ def split_flags(args: Sequence[str]) -> tuple[list[str], list[str]]:
             name = name.replace("_", "-")
             word = f"{name}{equals}{value}"
         if name in _NOT_IN_A_SWEEP:
-            raise ConfigError(f"{name} is not for a sweep: {_NOT_IN_A_SWEEP[name]}")
+            raise ConfigError(f"{name} cannot be used with a sweep: {_NOT_IN_A_SWEEP[name]}")
         if name in value_counts:
             count = 0 if equals else value_counts[name]
             training += [word, *rest[:count]]

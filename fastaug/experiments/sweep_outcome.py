@@ -1,4 +1,4 @@
-"""The outcome of a sweep: the choice for each setting as a table and as selection.json."""
+"""The results of a sweep: the chosen runs of each setting as a table and as selection.json."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _COLUMNS = ("K", "average", "KL", "lr", "epochs", "tried", "top-1 %", "TTA %", "
 
 
 def check_folders(plan: Plan, configs: Configs) -> None:
-    """Raise ConfigError if a run folder holds a run with other settings: its result would be taken,
-    or it would be continued."""
+    """Raise ConfigError if a run folder holds a run with other settings: the sweep would use its
+    result or continue it."""
     for name, config in configs.items():
         folder = plan.run_folder(name)
         if (earlier := read_config(folder)) is None:
@@ -32,23 +32,23 @@ def check_folders(plan: Plan, configs: Configs) -> None:
             differing.append(f"--data {earlier.data.data} (here: {config.data.data})")
         if differing:
             raise ConfigError(
-                f"{folder}: was run with other settings, {differing[0]}; choose another --out, or "
-                "give the settings that it was run with"
+                f"{folder}: holds a run with other settings, {differing[0]}; choose another --out, "
+                "or give the settings of that run"
             )
 
 
 def select_runs(plan: Plan, names: Iterable[str]) -> list[Selected]:
-    """The choice for each setting, from the runs of these names."""
+    """The chosen runs of each setting, from the runs with these names."""
     folders = [plan.run_folder(name) for name in names]
     found = find_results([folder for folder in folders if folder.is_dir()])
     return select_families(found, plan.sweep.select_on)
 
 
 def show_outcome(plan: Plan, selected: Sequence[Selected], failed: Iterable[str]) -> None:
-    """Print the choices and failed runs, and write selection.json."""
+    """Print the chosen and the failed runs, and write selection.json."""
     console = Console(highlight=False)
     for one in selected:
-        # Without rules it fits 80 columns.
+        # Fits 80 columns without a box.
         title = escape(printable(one.family.title))
         table = Table(title=title, title_justify="left", box=None, collapse_padding=True)
         for column in _COLUMNS:
@@ -79,7 +79,7 @@ def show_outcome(plan: Plan, selected: Sequence[Selected], failed: Iterable[str]
 
 
 def _spread(chosen: Chosen, measure: str, scale: float, digits: int) -> str:
-    """The mean over the seeds ± half of their range."""
+    """The mean over the seeds ± half the range."""
     values = [scale * value for value in chosen.values(measure)]
     if not values:
         return "-"
@@ -91,14 +91,14 @@ def _selection_text(selected: Selected) -> str:
     if selected.on == "validation":
         share = 100 * selected.family.config.data.validation
         return (
-            f"lr and epochs were chosen, of so many tried, by top-1 on the {share:g}% of the "
-            "training images that were held out; the measures are of the test images, which had no "
-            "part in it (mean over the seeds ± half of their range)"
+            "lr and epochs were chosen (tried: number of candidates) by top-1 on held-out images, "
+            f"{share:g}% of the training images; the measures are on the test images, which were "
+            "not used for choosing (mean over the seeds ± half the range)"
         )
     return (
-        "lr and epochs were chosen, of so many tried, by top-1 on the test images themselves, "
-        "as the paper apparently did: the measures (mean over the seeds ± half of their range) are "
-        "optimistic"
+        "lr and epochs were chosen by top-1 on the test images (tried: number of candidates), as "
+        "the paper appears to do; the measures (mean over the seeds ± half the range) are "
+        "therefore optimistic"
     )
 
 
@@ -109,10 +109,11 @@ def _edge_notes(selected: Selected) -> Iterator[str]:
         for edge in chosen.edges:
             settings.setdefault(edge, []).append(chosen.setting.label)
     for edge, labels in settings.items():
+        some = f"{'; '.join(labels[:3])}{'; ...' if len(labels) > 3 else ''}"
         yield (
-            f"note: {len(labels)} of {len(selected.chosen)} settings have chosen the {edge} "
-            f"tried ({'; '.join(labels[:3])}{'; ...' if len(labels) > 3 else ''}): a wider grid in "
-            "the same --out may find better, and trains only what is new"
+            f"note: {len(labels)} of {len(selected.chosen)} settings are best with the {edge} "
+            f"tried ({some}): a wider grid may be better; with the same --out only new runs are "
+            "trained"
         )
 
 

@@ -1,4 +1,4 @@
-"""The runs of a sweep, by name, in one stage or two."""
+"""The plan of a sweep: its runs by name, in one stage or two."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from fastaug.experiments.selection import Selected
 from fastaug.experiments.sweep_config import GRID, SweepConfig
 
 VALIDATION = 0.1
-"""Default share of the training images that is held out to choose by."""
+"""Default share of the training images that is held out for choosing."""
 
 Configs = dict[str, TrainConfig]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The runs of a sweep. Those of the second stage depend on the results of the first."""
+    """The runs of a sweep. Runs of the second stage depend on the results of the first."""
 
     sweep: SweepConfig
     grids: tuple[Grid, ...]
     changes: Mapping[str, Any]
-    """Settings that the flags give to every run."""
+    """Settings of every run that were given as flags."""
     images: int
-    """Training images of a run; 0: unknown."""
+    """Number of training images of a run; 0: unknown."""
 
     @property
     def folder(self) -> Path:
@@ -45,16 +45,16 @@ class Plan:
 
     @property
     def tuning(self) -> Configs:
-        """The first stage: every point of the grid."""
+        """Runs of the first stage: every point of the grid."""
         return expand(self.grids, range(self.sweep.tune_seed_count), self.changes)
 
     @property
     def further_seeds(self) -> range:
-        """Seeds of the second stage; empty if there is none."""
+        """Seeds of the second stage; empty if there is no second stage."""
         return range(self.sweep.tune_seed_count, self.sweep.seed_count)
 
     def reruns(self, selected: Iterable[Selected]) -> Configs:
-        """The second stage: the choice of each setting with the remaining seeds."""
+        """Runs of the second stage: the chosen point of each setting with the remaining seeds."""
         configs: Configs = {}
         for chosen in (chosen for one in selected for chosen in one.chosen.values()):
             first = chosen.runs[0].config
@@ -70,20 +70,20 @@ class Plan:
         return configs
 
     def views(self, configs: Iterable[TrainConfig]) -> int:
-        """Views that these runs train on."""
+        """Number of views that these runs train on."""
         return sum(self.steps(config) * config.optim.batch_size for config in configs)
 
     def steps(self, config: TrainConfig) -> int:
-        """Steps of a whole run; 0 if the number of images is unknown."""
+        """Steps of a run; 0 if the number of images is unknown."""
         unique = config.images_per_step
         dropped = config.data.last_batch == "drop"
         steps = self.images // unique if dropped else -(-self.images // unique)
         return config.optim.epochs * steps
 
     def study_name(self, stage: str, configs: Configs) -> str:
-        """Name of a stage in the storage. Another grid or other settings make another study:
-        Optuna's studies are fixed when they are made. What an earlier one has finished is found in
-        the run folders."""
+        """Name of a stage in the storage. An Optuna study cannot change, so another grid or other
+        settings get another study. Runs that an earlier study has finished are found by their
+        folders."""
         digest = hashlib.sha256()
         for name in sorted(configs):
             config = configs[name].to_flat()
@@ -93,7 +93,7 @@ class Plan:
 
 
 def make_plan(sweep: SweepConfig, changes: Mapping[str, Any]) -> Plan:
-    """changes: settings of fastaug.train that the flags gave."""
+    """changes: settings of fastaug.train that were given as flags."""
     overridden = {name: values for name in GRID if (values := getattr(sweep, name))}
     grids = tuple(replace(grid, **overridden) for grid in sweep.base.grids)
     changes = dict(changes)
@@ -111,7 +111,7 @@ def make_plan(sweep: SweepConfig, changes: Mapping[str, Any]) -> Plan:
     for config in plan.tuning.values():
         if plan.images and not plan.steps(config):
             raise ConfigError(
-                f"{plan.images:,} training images are less than a step of {config.images_per_step} "
+                f"{plan.images:,} training images are fewer than a step's {config.images_per_step} "
                 f"(--batch-size {config.optim.batch_size} / --views {config.view.views}); "
                 "lower --batch-size, hold out fewer, or use more data"
             )
@@ -119,7 +119,7 @@ def make_plan(sweep: SweepConfig, changes: Mapping[str, Any]) -> Plan:
 
 
 def _image_count(sweep: SweepConfig, config: TrainConfig) -> int:
-    """Training images of each run, from the data if it is given."""
+    """Number of training images of each run, from the data if it is given."""
     if config.data.data:
         train, _ = split_training(
             open_split(config.data.data, "train"),
@@ -129,13 +129,13 @@ def _image_count(sweep: SweepConfig, config: TrainConfig) -> int:
         return len(train)
     if not sweep.dry_run:
         raise ConfigError(
-            f"{sweep.experiment}: give --data PATH (or --dry-run, which needs no data)"
+            f"{sweep.experiment}: no --data given; give --data PATH, or --dry-run to see the plan"
         )
     return config.data.train_images or int(sweep.base.images * (1 - config.data.validation))
 
 
 def show_plan(plan: Plan) -> None:
-    """Print how many runs and views a sweep is."""
+    """Print the number of runs and views of a sweep."""
     console = Console(highlight=False)
     tuning, sweep = plan.tuning, plan.sweep
     table = Table(title=f"{sweep.experiment}: {sweep.base.about}", title_justify="left")
@@ -160,13 +160,14 @@ def show_plan(plan: Plan) -> None:
             longest[key] = max(longest.get(key, config), config, key=lambda c: c.optim.epochs)
         times = len(plan.further_seeds)
         total += (
-            f" to choose rate and epochs; then {_runs(len(longest) * times)}, at most "
-            f"{_short(plan.views(longest.values()) * times)} views, of the choices with {times} "
-            f"more {'seed' if times == 1 else 'seeds'}"
+            f" to choose lr and epochs; then {_runs(len(longest) * times)}, at most "
+            f"{_short(plan.views(longest.values()) * times)} views, to repeat the chosen ones with "
+            f"{times} more {'seed' if times == 1 else 'seeds'}"
         )
-    images = f"{plan.images:,} training images" if plan.images else "training images unknown"
-    where = "" if next(iter(tuning.values())).data.data else ", as no --data is given"
-    console.print(f"{total} ({images} a run{where}); folder {plan.folder}", soft_wrap=True)
+    images = f"{plan.images:,}" if plan.images else "an unknown number of"
+    where = "" if next(iter(tuning.values())).data.data else ", no --data given"
+    each = f"{images} training images per run{where}"
+    console.print(f"{total} ({each}); folder {plan.folder}", soft_wrap=True)
 
 
 def _runs(count: int) -> str:
@@ -174,7 +175,7 @@ def _runs(count: int) -> str:
 
 
 def _short(count: int) -> str:
-    """12,345 as it is, larger numbers in millions and billions."""
+    """A number as 12,345, 1.2 million or 1.2 billion."""
     for unit, size in (("billion", 10**9), ("million", 10**6)):
         if count >= size:
             return f"{count / size:,.1f} {unit}"

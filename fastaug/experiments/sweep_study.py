@@ -1,7 +1,7 @@
 """A stage of a sweep in Optuna's storage: which runs are done, running, waiting or failed.
 
-Every point of the grid is one value of a single parameter, the run's name: at K=1 the objectives
-coincide, so the runs are not a product of their settings.
+Every point of the grid is one value of a single Optuna parameter, the run's name. At K=1 the
+objectives coincide, so the runs are not a product of their settings.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 MISSED_HEARTBEATS = 4
-"""Heartbeats that a worker may miss before it is taken for dead."""
+"""Heartbeats that a worker may miss before it counts as lost."""
 MAX_LOST = 20
-"""Times that a run may lose its worker. A machine that is taken away is not the run's fault, but a
-run that brings down every machine must end, too."""
+"""Times that a run may lose its worker. A preempted machine is not the run's fault, but a run that
+crashes every machine must end."""
 _OPEN_TRIES, _OPEN_PAUSE = 4, 0.5
 _SQLITE_TIMEOUT = 60.0
 
@@ -44,8 +44,8 @@ def open_storage(url: str, heartbeat: int) -> RDBStorage:
     # Heartbeats have been "experimental" in Optuna since 2.9, years ago.
     warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
     try:
-        # Two workers that make the tables of a new database at once disturb each other: what one
-        # finds missing is there a moment later.
+        # Two workers that create the tables of a new database at the same time get errors, and
+        # succeed a moment later.
         for _ in range(_OPEN_TRIES - 1):
             with suppress(SQLAlchemyError):
                 return _rdb_storage(url, heartbeat)
@@ -53,15 +53,15 @@ def open_storage(url: str, heartbeat: int) -> RDBStorage:
         return _rdb_storage(url, heartbeat)
     except ImportError as error:
         raise ConfigError(
-            f"--storage {without_password(url)}: the database's driver is not installed; "
+            f"--storage {without_password(url)}: the database driver is not installed; "
             "pip install 'psycopg[binary]' for postgresql://..., or PyMySQL for mysql+pymysql://..."
         ) from error
     except (ValueError, SQLAlchemyError) as error:
         reason = first_line(error).replace(url, without_password(url))
         raise ConfigError(
-            f"--storage {without_password(url)}: cannot be opened ({reason}); is the server "
-            "running, or the folder there? It takes postgresql://USER:PASSWORD@HOST/DATABASE, "
-            "mysql+pymysql://..., or sqlite:///FILE"
+            f"--storage {without_password(url)}: cannot be opened ({reason}); check that "
+            "the server runs or the folder exists; allowed: sqlite:///FILE, mysql+pymysql://..., "
+            "postgresql://USER:PASSWORD@HOST/DATABASE"
         ) from error
 
 
@@ -97,9 +97,9 @@ class StageStatus:
     done: frozenset[str]
     running: frozenset[str]
     failed: frozenset[str]
-    """Runs that have used up their retries."""
+    """Runs without retries left."""
     can_start: bool
-    """Whether there is a run that no worker has taken."""
+    """True if there is a run that no worker has started."""
 
     @property
     def settled(self) -> int:
@@ -107,7 +107,7 @@ class StageStatus:
 
 
 class Stage:
-    """The runs of a stage, shared by all workers of the storage. One object per thread."""
+    """The runs of a stage, shared by all workers through the storage. Each thread has its own."""
 
     def __init__(self, storage: RDBStorage, name: str, runs: Sequence[str], heartbeat: int) -> None:
         import optuna
@@ -118,7 +118,7 @@ class Stage:
         self.study = optuna.create_study(
             study_name=name,
             storage=storage,
-            # The seed gives the order of the runs, which all workers must agree on.
+            # With the same seed all workers have the same order of runs.
             sampler=optuna.samplers.GridSampler({"run": self._runs}, seed=0),
             direction="maximize",
             load_if_exists=True,
@@ -129,7 +129,7 @@ class Stage:
 
         found: dict[TrialState, set[str]] = {state: set() for state in TrialState}
         for trial in self.study.get_trials(deepcopy=False):
-            # A trial that was just taken may not have its name yet.
+            # A trial that was just started may not have its name yet.
             found[trial.state].add(trial.params.get("run", f"trial {trial.number}"))
         done = found[TrialState.COMPLETE]
         running, waiting = found[TrialState.RUNNING] - done, found[TrialState.WAITING] - done
@@ -147,28 +147,30 @@ class Stage:
         return self.status().settled == len(self._runs)
 
     def results(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """(name, attributes) of the runs that have finished anywhere."""
+        """(name, attributes) of the runs that have finished on any machine."""
         for trial in self.study.get_trials(deepcopy=False):
             if trial.params.get("run") in self._runs and "summary" in trial.user_attrs:
                 yield trial.params["run"], trial.user_attrs
 
     def requeue_lost(self) -> None:
-        """Queue runs again whose worker gives no sign of life."""
+        """Queue runs of lost workers again."""
         import optuna
         from optuna.trial import TrialState
 
         optuna.storages.fail_stale_trials(self.study)
-        # A worker that dies before its first heartbeat is never stale to Optuna.
+        # Optuna does not notice a worker that is lost before its first heartbeat.
         for trial in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             since = self._first_seen.setdefault(trial.number, time.monotonic())
             if "worker" not in trial.user_attrs and time.monotonic() - since > self._patience:
-                # Not study.tell: GridSampler may want to stop an optimization that is not running.
-                with suppress(optuna.exceptions.UpdateFinishedTrialError):  # another was first
+                # study.tell would fail: GridSampler may try to stop an optimization that has ended.
+                with suppress(
+                    optuna.exceptions.UpdateFinishedTrialError
+                ):  # another worker was first
                     self._storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)
                     _requeue_lost(self.study, trial)
 
     def requeue_failed(self) -> None:
-        """Queue failed runs again: the cause may have been fixed since."""
+        """Queue failed runs again: the cause may have been fixed."""
         failed = self.status().failed
         for trial in self.study.get_trials(deepcopy=False):
             if trial.params.get("run") in failed:
@@ -176,8 +178,8 @@ class Stage:
                 failed -= {trial.params["run"]}
 
     def run_one(self, run: Callable[[str, optuna.Trial], float], retries: int) -> None:
-        """Call `run` for a run that no worker has taken. Errors are raised again; after a
-        RunFailedError the run is queued for another try."""
+        """Call `run` for a run that no worker has started. Errors are passed on; after a
+        RunFailedError the run is queued for a retry."""
         import optuna
 
         taken: optuna.Trial | None = None
@@ -196,7 +198,8 @@ class Stage:
         except RunFailedError as failure:
             assert taken is not None
             if not requeue(self.study, self.study.trials[taken.number], "failed", retries):
-                raise RunFailedError(f"{failure}; given up after {retries + 1} tries") from failure
+                tries = f"{retries + 1} {'try' if retries == 0 else 'tries'}"
+                raise RunFailedError(f"{failure}; giving up after {tries}") from failure
             raise
         except TrainingInterruptedError:
             assert taken is not None
@@ -204,7 +207,7 @@ class Stage:
             raise
 
     def _is_taken_twice(self, number: int, name: str) -> bool:
-        """Two workers may draw the same point when few are left: the first one keeps it."""
+        """Two workers may draw the same point when few are left; the first one keeps it."""
         from optuna.trial import TrialState
 
         others = [t for t in self.study.get_trials(deepcopy=False) if t.params.get("run") == name]
@@ -217,8 +220,8 @@ def _requeue_lost(study: optuna.Study, trial: FrozenTrial) -> None:
 
 
 def requeue(study: optuna.Study, trial: FrozenTrial, why: str, most: int | None = None) -> bool:
-    """Queue an ended trial again, as the same point of the grid; False if that has been done
-    `most` times for this reason."""
+    """Queue an ended trial again, as the same point of the grid; False if it was queued `most`
+    times for this reason."""
     import optuna
 
     times = trial.user_attrs.get(why, 0) + 1
@@ -231,7 +234,7 @@ def requeue(study: optuna.Study, trial: FrozenTrial, why: str, most: int | None 
             params=trial.params,
             distributions=trial.distributions,
             user_attrs={**kept, why: times},
-            system_attrs=trial.system_attrs,  # which point of the grid it is
+            system_attrs=trial.system_attrs,  # holds the point of the grid
         )
     )
     return True

@@ -1,4 +1,4 @@
-"""The workers of a sweep on this machine: threads that run one training at a time."""
+"""The workers of a sweep on this machine: threads that each run one training at a time."""
 
 from __future__ import annotations
 
@@ -55,12 +55,13 @@ def machine_slots(sweep: SweepConfig, device: str) -> list[Slot]:
         jobs = sweep.jobs or max(1, gpus // sweep.ranks)
         if jobs * sweep.ranks > gpus:
             raise ConfigError(
-                f"--jobs {jobs} x --ranks {sweep.ranks} are more than the {gpus} GPUs here"
+                f"--jobs {jobs} x --ranks {sweep.ranks} needs {jobs * sweep.ranks} GPUs, but there "
+                f"are {gpus}; lower --jobs or --ranks"
             )
         return [Slot(i, {"CUDA_VISIBLE_DEVICES": _gpus(i, sweep.ranks)}) for i in range(jobs)]
     cores = core_count()
     jobs = sweep.jobs or max(1, min(cores // sweep.ranks, _MAX_CPU_JOBS))
-    # Processes with more threads than cores between them slow each other down.
+    # More threads than cores slow all processes down.
     threads = str(max(1, cores // (jobs * sweep.ranks)))
     return [
         Slot(i, {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", threads)})
@@ -77,8 +78,8 @@ def _gpus(slot: int, ranks: int) -> str:
 def run_stage(
     plan: Plan, title: str, configs: Configs, storage: RDBStorage, interrupt: StopSignals
 ) -> frozenset[str]:
-    """Work until every run of a stage is done or has failed, here or elsewhere; returns the failed
-    ones. Results of runs whose folders are on other machines are fetched from the storage."""
+    """Run a stage until every run is done or has failed, on this or another machine; returns the
+    failed runs. Results of runs on other machines are fetched from the storage."""
     device = next(iter(configs.values())).run.device
     name = plan.study_name(title, configs)
 
@@ -95,7 +96,7 @@ def run_stage(
             threads.append(threading.Thread(target=worker.run, daemon=True))
         for thread in threads:
             thread.start()
-        # Polled, as a join would keep the main thread from handling signals.
+        # Polled: a join would keep the main thread from handling signals.
         while any(thread.is_alive() for thread in threads):
             progress.update(shared.status())
             time.sleep(_POLL_SECONDS / 2)
@@ -127,13 +128,13 @@ class _Worker:
         self._progress, self._interrupt, self._errors = progress, interrupt, errors
 
     def run(self) -> None:
-        """Errors of the whole sweep go to a list that all workers here share: each ends if another
-        has added one."""
+        """Train runs until none is left. An error that ends the sweep goes into a list that the
+        workers share: each stops when there is one."""
         try:
             for _ in self._while_there_is_work():
                 try:
                     self._stage.run_one(self._train, self._plan.sweep.retries)
-                except RunFailedError as failure:  # noqa: PERF203  (only of this run)
+                except RunFailedError as failure:  # noqa: PERF203  (affects only this run)
                     self._progress.line(f"warning: {failure}")
         except BaseException as error:
             self._errors.append(error)
@@ -145,7 +146,7 @@ class _Worker:
                 yield
             elif self._stage.is_settled():
                 return
-            else:  # others work on the last runs and may lose them
+            else:  # other workers have the last runs, and may be lost
                 time.sleep(_POLL_SECONDS)
         if self._interrupt.signum:
             raise TrainingInterruptedError(self._interrupt.signum)
@@ -160,7 +161,7 @@ class _Worker:
         if summary is None:
             try:
                 summary = self._start(name, config, folder)
-            except RunDivergedError as diverged:  # a result that is never chosen
+            except RunDivergedError as diverged:  # counts as a result that is never chosen
                 self._progress.line(str(diverged))
                 return 0.0
         # For machines that do not see the folder, and for Optuna's own tools.
@@ -185,8 +186,8 @@ class _Worker:
 
 
 class SweepProgress:
-    """A bar for all runs and one for each training here, in a terminal; a line for each finished
-    run everywhere. Thread-safe."""
+    """In a terminal, a bar for all runs and one for each training on this machine; everywhere, a
+    line for each finished run. Thread-safe."""
 
     def __init__(self, title: str, runs: int) -> None:
         self._console = Console(highlight=False)
@@ -214,7 +215,7 @@ class SweepProgress:
     def line(self, text: str) -> None:
         now = time.strftime("%H:%M:%S")
         self._console.print(printable(f"{now} {text}"), markup=False, soft_wrap=True)
-        sys.stdout.flush()  # into a file, too: a sweep takes long
+        sys.stdout.flush()  # also into a log file: a sweep takes long
 
     def update(self, status: StageStatus) -> None:
         failed = f", {len(status.failed)} failed" if status.failed else ""
@@ -223,7 +224,7 @@ class SweepProgress:
 
     @contextmanager
     def run(self, name: str, steps: int) -> Iterator[Callable[[int], None]]:
-        """The bar of one training; yields a function that takes its last step."""
+        """The bar of one training; yields a function to call with its last step."""
         task = self._progress.add_task(f"  {printable(name)}", total=steps, unit="steps", status="")
         try:
             yield lambda step: self._progress.update(task, completed=step)

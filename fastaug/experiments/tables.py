@@ -1,4 +1,4 @@
-"""The paper's tables with its numbers beside ours, as Markdown and LaTeX."""
+"""The paper's tables with the paper's results and ours, as Markdown and LaTeX."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from fastaug.experiments.results import AVERAGES
 from fastaug.experiments.selection import REGULARIZER, Chosen, Selected, missing_objectives
 
 TABLES = ("results", "appendix", "chosen")
-GAP = "–"  # noqa: RUF001  (a dash, as tables have it)
+GAP = "–"  # noqa: RUF001  (an en dash for an empty cell)
 _OURS = (
-    "Ours are means over the seeds ± their standard deviation, without ± where there is one seed; "
-    "numbers of the paper stand below them where the experiment is one of the paper's, and the "
-    "difference in percentage points where K is the same, too."
+    "Ours: mean over the seeds ± standard deviation, without ± for one seed. For the paper's "
+    "experiments, the next rows have the paper's results and, at the same K, the difference in "
+    "percentage points."
 )
 _TEX = {
     **{c: rf"\{c}" for c in "&%$#_{}"},
@@ -32,7 +32,7 @@ _TEX = {
 
 @dataclass(frozen=True)
 class Table:
-    """Cells as text, with caption and notes."""
+    """A table of texts with caption and notes."""
 
     name: str
     """Stem of the file names."""
@@ -71,13 +71,13 @@ class Table:
 
 
 def paper_tables(selected: Sequence[Selected]) -> list[Table]:
-    """Tab. 1, the appendix's table, and the chosen settings; empty without runs."""
+    """Tab. 1, the appendix's table, and the chosen learning rates and epochs; [] without runs."""
     return [_results(selected), _appendix(selected), _chosen(selected)] if selected else []
 
 
 @dataclass(frozen=True)
 class _Part:
-    """Four columns: a measure at K=1 and of the three objectives."""
+    """Four columns: a measure at K=1 and for the three objectives."""
 
     measure: str
     of: str
@@ -91,13 +91,13 @@ class _Part:
 
 
 def _results(selected: Sequence[Selected]) -> Table:
-    caption = "Top-1 test accuracy (%) on central crops, at K = 1 and of the three objectives. "
+    caption = "Top-1 test accuracy (%) on central crops, at K = 1 and for the three objectives. "
     return _accuracies("results", "Results", caption, selected, [_Part("top1", "")])
 
 
 def _appendix(selected: Sequence[Selected]) -> Table:
     caption = "Top-1 test accuracy (%) on central crops and with test-time augmentation (averaged "
-    caption += "probabilities), at K = 1 and of the three objectives. "
+    caption += "probabilities), at K = 1 and for the three objectives. "
     parts = [_Part("top1", "central "), _Part("tta_top1", "TTA ")]
     return _accuracies("appendix", "Results with test-time augmentation", caption, selected, parts)
 
@@ -138,7 +138,7 @@ def _family_rows(selected: Selected, parts: Sequence[_Part], regularized: bool) 
 
 
 def _settings(selected: Selected, regularized: bool) -> list[Chosen | None]:
-    """The choices in the four columns of a row."""
+    """The chosen runs in the four columns of a row."""
     views, single = selected.largest_k, selected.at(1, "losses")
     if views == 1:
         return [single, *[None] * len(AVERAGES)]
@@ -163,23 +163,25 @@ def _family_notes(selected: Selected, parts: Sequence[_Part]) -> list[str]:
     for part in parts:
         present = [chosen for row in settings.values() for chosen in row if chosen]
         if any(not chosen.values(part.measure) for chosen in present):
-            notes.append(f"some runs have no {part.measure}: were they evaluated with --tta 0?")
+            notes.append(f"some runs have no {part.measure}; evaluate with --tta > 0")
     if (weight := selected.regularizer_weight) != 1:
-        notes.append(f"the regularizer's weight is {weight:g}; the paper's is 1")
+        notes.append(f"the KL weight is {weight:g}; the paper's is 1")
     if paper and paper.views != views:
-        notes.append(f"the paper's objectives are at K = {paper.views}, so only K = 1 is compared")
+        notes.append(
+            f"the paper has K = {paper.views} for the objectives, so only K = 1 is compared"
+        )
     if unlike := departures(selected.family):
-        notes.append(f"not as in the paper's recipe: {', '.join(unlike)}")
+        notes.append(f"differs from the paper's recipe: {', '.join(unlike)}")
     return notes
 
 
 def _names(selected: Selected) -> list[str]:
-    """Data set and network, by the paper's names if the experiment is the paper's."""
+    """Data set and network; the paper's names for the paper's experiments."""
     family, paper = selected.family, published(selected.family)
     if paper is None:
         network = family.config.model.model
         return [family.title.removeprefix(f"{network} on "), network]
-    _, comma, apart = family.title.partition(", --")  # from another family of the same title
+    _, comma, apart = family.title.partition(", --")  # differs from a family of the same title
     return [f"{paper.dataset}{comma}{apart}", paper.network]
 
 
@@ -204,9 +206,9 @@ def _difference(ours: Cell | None, theirs: Cell | None) -> str:
 
 def _chosen(selected: Sequence[Selected]) -> Table:
     caption = (
-        "The learning rate (before --lr-scaling and --schedule) and the epochs with the best mean "
-        "top-1 accuracy on the central crops of the images that are named, of all pairs that were "
-        "run; score is that accuracy (%), over the seeds that all pairs have."
+        "Learning rate (before --lr-scaling and --schedule) and epochs with the best mean top-1 "
+        'accuracy on central crops of the images under "chosen by". score: that accuracy (%), over '
+        "the seeds that all candidates have. chosen from: number of candidates."
     )
     header = ["dataset", "network", "setting", "lr", "epochs", "seeds", "score"]
     header += ["chosen from", "chosen by"]
@@ -224,7 +226,7 @@ def _chosen(selected: Sequence[Selected]) -> Table:
         for one in selected
         for chosen in one.chosen.values()
     ]
-    return Table("chosen", "What was chosen", caption, header, rows)
+    return Table("chosen", "Chosen learning rates and epochs", caption, header, rows)
 
 
 def _markdown(text: str) -> str:
@@ -232,12 +234,12 @@ def _markdown(text: str) -> str:
 
 
 def _tex(text: str) -> str:
-    """Escape for LaTeX; two hyphens are a flag's, not a dash."""
+    """Escape for LaTeX; two hyphens belong to a flag and are no dash."""
     letters = (_TEX.get(letter, letter) for letter in printable(text))
     return "".join(letters).replace("--", "-{}-")
 
 
 def _tex_row(cells: Sequence[str]) -> str:
-    """A row of cells; a hyphen in front of a number is a minus."""
+    """A row of cells; a leading hyphen is a minus sign."""
     texts = [f"$-${_tex(cell[1:])}" if cell.startswith("-") else _tex(cell) for cell in cells]
     return " & ".join(texts) + r" \\"

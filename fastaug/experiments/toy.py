@@ -1,8 +1,8 @@
-"""The paper's toy example: why averaged losses ask for invariance and averaged logits do not.
+"""The paper's toy example: averaging losses encourages invariance, averaging logits does not.
 
 x ~ N([1, 1], [[2, 1.5], [1.5, 2]]), p(y=1 | x) = sigmoid(0.4 |x|^2 - 1.5), and the model's logit is
 f(x) = w1 x1^2 + w2 x2^2 - 1.5. The augmentation is a rotation by a uniform angle, so a view of x
-has its radius and any angle: all losses here are integrals over radii and angles, not samples.
+has the radius of x and any angle. All losses are integrals over radii and angles, not samples.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Floats = NDArray[np.float64]
 MEAN = np.array([1.0, 1.0])
 COVARIANCE = np.array([[2.0, 1.5], [1.5, 2.0]])
 SLOPE, BIAS = 0.4, -1.5
-"""The true logit is SLOPE |x|^2 + BIAS; the model knows the BIAS."""
+"""The true logit is SLOPE |x|^2 + BIAS; the model's BIAS is fixed to the true one."""
 OPTIMUM = (SLOPE, SLOPE)
 """(w1, w2) of the true model, which is invariant."""
 
@@ -43,14 +43,14 @@ _LOW, _HIGH, _STEPS = -0.1, 0.9, 51
 _LEVELS = 14
 _RADII = 100
 _LARGEST_RADIUS = 16.0
-"""Eight standard deviations of the wider axis from the mean: the density beyond is negligible."""
+"""Eight standard deviations of the wider axis from the mean; the density beyond is negligible."""
 _ANGLES = 32
 """Angles in half a turn, which is enough by symmetry. Equally spaced angles integrate a smooth
 periodic function to rounding error."""
 
 
 def average_losses(w1: ArrayLike, w2: ArrayLike) -> Floats:
-    """Expected loss if the losses of all rotations are averaged; the weights may be arrays."""
+    """Expected loss when the losses of all rotations are averaged; the weights may be arrays."""
     mean, spread = _halves(w1, w2)
     squares, weights = _squared_radii()
     angles = np.pi * (np.arange(_ANGLES) + 0.5) / _ANGLES
@@ -61,7 +61,7 @@ def average_losses(w1: ArrayLike, w2: ArrayLike) -> Floats:
 
 
 def average_logits(w1: ArrayLike, w2: ArrayLike) -> Floats:
-    """Expected loss if the logits are averaged: it depends only on the sum of the weights."""
+    """Expected loss when the logits are averaged; it depends only on the sum of the weights."""
     mean, _ = _halves(w1, w2)
     squares, weights = _squared_radii()
     logits = squares * mean[..., 0] + BIAS
@@ -112,7 +112,7 @@ def toy_figure() -> Drawn:
     grid = np.meshgrid(weights, weights)
     surfaces = average_losses(*grid), average_logits(*grid)
     least = float(average_losses(*OPTIMUM))
-    # Both share their levels, closer together near the minimum.
+    # Both surfaces share the contour levels, which are denser near the minimum.
     levels = least + (np.nanmax(surfaces) - least) * np.linspace(0.0, 1.0, _LEVELS) ** 2
     for ax, surface, name in zip((losses, logits), surfaces, ("losses", "logits"), strict=True):
         ax.contourf(weights, weights, surface, levels=levels, cmap="Blues", extend="max")
@@ -122,12 +122,12 @@ def toy_figure() -> Drawn:
     handles, _ = logits.get_legend_handles_labels()
     finish(figure, "Toy example", [handles])
     caption = (
-        "Why averaged losses encourage invariance and averaged logits do not. Left: "
+        "Averaging losses encourages invariance, averaging logits does not. Left: "
         f"{POINTS} points of a binary problem with rotational symmetry; on the circle both classes "
-        "are equally likely. Middle and right: the losses of the model w1 x1² + w2 x2² - 1.5 for "
-        "infinitely many points and uniform rotations, pale where they are small. Averaged losses "
-        "have one minimum, at the invariant model w1 = w2 = 0.4; averaged logits are as small "
-        "anywhere on the line w1 + w2 = 0.8."
+        "are equally likely. Middle and right: expected loss of the model w1 x1² + w2 x2² - 1.5 "
+        "under uniform rotations, lighter is smaller. Averaged losses have one minimum, at the "
+        "invariant model w1 = w2 = 0.4; averaged logits have the same loss anywhere on the line "
+        "w1 + w2 = 0.8."
     )
     return Drawn("toy", "Toy example", caption, figure)
 
@@ -144,12 +144,12 @@ def _draw_data(ax: Axes) -> None:
     ax.set(xlim=(low, high), ylim=(low, high), aspect="equal")
     ax.set_xlabel("$x_1$")
     ax.set_ylabel("$x_2$")
-    ax.set_title(f"{POINTS} points of the data")
+    ax.set_title(f"{POINTS} data points")
     ax.legend(loc="upper left", handlelength=1, borderaxespad=0)
 
 
 def _draw_marks(ax: Axes, *, with_line: bool) -> None:
-    """Mark the models that the caption names."""
+    """Mark the models in the caption."""
     ends = [_LOW, _HIGH]
     ax.plot(ends, ends, "--", color=STYLES["losses"].color, label="$w_1 = w_2$", gid="invariant")
     if with_line:

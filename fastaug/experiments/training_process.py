@@ -1,4 +1,4 @@
-"""One run of a sweep: fastaug.train as a process, whose failure does not end the sweep."""
+"""One run of a sweep: fastaug.train as a process, so that its failure does not end the sweep."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from fastaug.settings import flag
 _POLL_SECONDS = 0.5
 _PR_SET_PDEATHSIG = 1
 _TAIL = 4096
-"""Bytes at the end of a file in which its last line is looked for."""
+"""Bytes at the end of a file that are searched for its last line."""
 
 
 class RunFailedError(FastaugError):
-    """A run has ended without a result and may be tried again."""
+    """A run has ended without a result; a retry may help."""
 
 
 class RunDivergedError(FastaugError):
-    """A run's loss became non-finite: another try would end the same way."""
+    """A run's loss became non-finite; a retry would end the same way."""
 
 
 class RunRejectedError(FastaugError):
-    """A run was rejected for its settings or data: the other runs would be as well."""
+    """fastaug.train rejected the settings or data of a run; it would reject all other runs."""
 
 
 def train_flags(config: TrainConfig, folder: Path) -> list[str]:
-    """Flags of fastaug.train: the recipe and what differs from it. --resume auto continues an
-    earlier try."""
+    """Flags of fastaug.train: the recipe and the settings that differ from it. --resume auto
+    continues an earlier attempt."""
     recipe = get_recipe(config.run.recipe)
     flags = ["--recipe", config.run.recipe]
     for name in setting_owners():
@@ -65,10 +65,10 @@ def run_training(
     on_step: Callable[[int], None],
     signum: Callable[[], int],
 ) -> dict[str, Any]:
-    """Train to the end and return summary.json. The output goes to output.txt beside it.
+    """Train to the end and return summary.json. The output goes to output.txt in the run folder.
 
-    on_step is called with the last logged step; signum returns the signal that ends the training,
-    after it has saved, or 0.
+    on_step is called with the last logged step; signum returns the signal that stops the training,
+    which saves a checkpoint first, or 0.
     """
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     module = [*(launcher if ranks > 1 else []), "-m", "fastaug.train"]
@@ -83,7 +83,7 @@ def run_training(
             stdout=output,
             stderr=subprocess.STDOUT,
             env={**os.environ, **environment},
-            start_new_session=True,  # Ctrl-C reaches only the sweep, which passes it on
+            start_new_session=True,  # Ctrl-C reaches only the sweep, which forwards it
             preexec_fn=_terminate_with_parent if sys.platform == "linux" else None,
         )
         stopped_by = 0
@@ -107,7 +107,7 @@ def _result(config: TrainConfig, folder: Path, code: int) -> dict[str, Any]:
         return summary
     last = _last_line(folder / "output.txt")
     if (folder / "bad-batch.pt").exists():
-        raise RunDivergedError(f"{folder.name}: diverged; its learning rate is too high")
+        raise RunDivergedError(f"{folder.name}: diverged; the learning rate is too high")
     if code == 2:
         raise RunRejectedError(f"{folder.name}: {last.removeprefix('error: ')}")
     raise RunFailedError(f"{folder.name}: exit code {code} ({last}); see its output.txt")
@@ -140,6 +140,6 @@ if sys.platform == "linux":
 
 
 def _terminate_with_parent() -> None:
-    """Let Linux send SIGTERM, which saves, when the sweep is killed: otherwise the training would
-    go on beside the worker that takes over its run."""
+    """Ask Linux to send SIGTERM, which saves a checkpoint, when the sweep is killed. Otherwise the
+    training would continue while another worker takes over its run."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import numpy as np
 import torch
 from rich.console import Console
 from rich.markup import escape
@@ -19,6 +20,9 @@ from fastaug.config import TrainConfig
 from fastaug.data.image_set import ImageSet
 from fastaug.errors import printable
 from fastaug.runtime.distributed import Group
+
+SMALL_VIEWS = 6
+"""An image whose shorter side is this many times that of a view deserves larger views."""
 
 
 class RunConsole:
@@ -206,6 +210,13 @@ def announcement(
         yield f"each epoch leaves out {left_over} random images, which do not fill a step"
     if left_over < 0:
         yield f"the last step of each epoch repeats {-left_over} of its images to be full"
+    if train.manifest is not None:
+        height, width = np.median(train.manifest.sizes, axis=0).astype(int).tolist()
+        if min(height, width) >= SMALL_VIEWS * config.view.size:
+            yield (
+                f"views of {config.view.size} px keep little of images of {width} x {height} px "
+                "(median); for photos try --size 128 --model nf_resnet26"
+            )
     if config.view.augment == "none" and config.view.views > 1:
         yield "all views of an image are identical with --augment none; --views 1 costs less"
     if config.view.randaugment_policy != "nfnet" and config.view.augment != "randaugment":

@@ -53,3 +53,17 @@ def wait_until_free(folder: Path, say: Callable[[str], None]) -> None:
     """Wait until no other process trains in a folder: its last checkpoint may change until then."""
     with suppress(OSError):  # a missing or unreadable folder is reported soon enough
         FolderLock(folder, say).release()
+
+
+def is_locked(folder: Path) -> bool:
+    """True if a process trains in a folder, as far as this machine knows."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # a file system without locks
+        return False
+    finally:
+        os.close(descriptor)
+    return False

@@ -1,4 +1,4 @@
-"""The tables of README.md and docs/performance.md are what the committed results say."""
+"""The tables and plots of README.md and docs/ are what the committed results say."""
 
 from __future__ import annotations
 
@@ -52,6 +52,42 @@ def test_a_changed_number_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert cli.run(tables.main, ["--check"]) == 1
     assert cli.run(tables.main, []) == 0
     assert cli.run(tables.main, ["--check"]) == 0
+
+
+def test_a_stale_plot_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "ROOT", tmp_path)
+    monkeypatch.setattr(tables, "FILES", ())
+    for folder in ("benchmarks/results", "docs/images"):
+        (tmp_path / folder).mkdir(parents=True)
+        for name in tables.PLOTS:
+            (tmp_path / folder / name).write_bytes(b"a plot")
+    assert cli.run(tables.main, ["--check"]) == 0
+    (tmp_path / "benchmarks/results" / tables.PLOTS[0]).write_bytes(b"a newer plot")
+    assert cli.run(tables.main, ["--check"]) == 1
+    assert cli.run(tables.main, []) == 0
+    assert (tmp_path / "docs/images" / tables.PLOTS[0]).read_bytes() == b"a newer plot"
+    assert cli.run(tables.main, ["--check"]) == 0
+
+
+def test_the_committed_plots_are_those_of_the_results() -> None:
+    for name in tables.PLOTS:
+        shown = (tables.ROOT / "docs/images" / name).read_bytes()
+        assert shown == (RESULTS / name).read_bytes(), "run python benchmarks/tables.py"
+
+
+def test_the_kernels_table_shows_rows_of_the_file() -> None:
+    """Read from the CSV by hand, not by the code that wrote the table."""
+    text = (tables.ROOT / "docs/guide/kernels.md").read_text()
+    date, table = re.search(r"<!-- table kernels (\S+) -->(.*?)<!-- end", text, re.S).groups()
+    row = next(line for line in table.splitlines() if line.startswith("| B=128 K=16 C=1000 |"))
+    lines = (RESULTS / "kernels.csv").read_text().splitlines()
+    (found,) = [
+        line.split(",")
+        for line in lines
+        if line.startswith(date) and ",cpu,native,forward+backward,128,16,1000," in line
+    ]
+    median = float(found[lines[0].split(",").index("median")])
+    assert row.split("|")[3].strip() == f"{median:.2f} ms"
 
 
 def write_runs(path: Path, *runs: dict[str, str]) -> None:

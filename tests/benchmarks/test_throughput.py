@@ -232,7 +232,8 @@ def test_a_whole_run(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     assert settings == {("fused", "resized", "bilinear", "True")}
     faster = {row["contender"] for row in rows if row["quantity"] == table.FASTER}
     assert faster == {*names[1:]} - {name for name, _ in failed}
-    assert (tmp_path / "throughput.png").read_bytes().startswith(b"\x89PNG")
+    for name in ("throughput.png", "view-cost.png"):
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("loader", ["dali", "torch"])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from PIL import Image
 from fastaug.config import TrainConfig
 from fastaug.experiments.results import find_results
 from fastaug.experiments.selection import Selected, SelectOn, select_families
+from fastaug.runs.lock import FolderLock
 
 SCRIPT = "<script>document.title = 'caught'</script>"
 SHAPES = TrainConfig.from_flat(
@@ -90,18 +92,41 @@ class RunWriter:
 
 
 def metrics_lines(epochs: int, final: float) -> list[dict[str, Any]]:
+    """Records of a run with 25 steps an epoch."""
     lines: list[dict[str, Any]] = []
     for epoch in range(1, epochs + 1):
-        share = epoch / epochs
+        share, step = epoch / epochs, 25 * epoch
         terms = {"loss": 2 - share, "nll": 1.5 - share, "kl": share}
-        lines.append({"kind": "train", "epoch": epoch, **terms})
-        lines.append({"kind": "eval", "epoch": epoch, "top1": share * final, "invariance": 0.5})
+        timing = {"views_per_s": 1000.0 + step}
+        lines.append({"kind": "train", "step": step, "epoch": epoch, **terms, "timing": timing})
+        found = {"top1": share * final, "invariance": 0.5, "nll": 0.7}
+        lines.append({"kind": "eval", "step": step, "epoch": epoch, **found})
     return lines
 
 
+def write_unfinished(
+    folder: Path, config: TrainConfig, lines: Iterable[Mapping[str, Any]] = ()
+) -> Path:
+    """A run without a summary.json: one that runs, or one that was interrupted."""
+    write_run(folder, config, measures(0.5), None, lines)
+    (folder / "summary.json").unlink()
+    return folder
+
+
+@contextmanager
+def training_in(folder: Path) -> Iterator[None]:
+    """A folder as it is while a process trains in it."""
+    lock = FolderLock(folder, lambda text: None)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
 def write_sweep(top: Path) -> None:
-    """Two families and an unfinished run, with hostile names. In the first family the larger rate
-    is the better one by the held-out images and the worse one by the test images."""
+    """A sweep of the paper's grid, a run of another family, and a stopped run, some with hostile
+    names. Of K=4 with the regularizer, the larger rate is the better one by the held-out images and
+    the worse one by the test images."""
     # (lr, seed) -> top-1 of the test images
     found = {(0.04, 0): 0.70, (0.04, 1): 0.73, (0.02, 0): 0.80, (0.02, 1): 0.82}
     for (lr, seed), top1 in found.items():
@@ -110,9 +135,10 @@ def write_sweep(top: Path) -> None:
         write_run(folder, config, measures(top1), held_out, metrics_lines(4, top1))
         Image.new("RGB", (2400, 300), "teal").save(folder / "views.png")
     write_run(top / "k1", SHAPES, measures(0.65), measures(0.64))
+    for views in (2, 4):
+        plain = SHAPES.replace(views=views, lr=0.04, kl_weight=0.0)
+        write_run(top / f"k{views}-plain", plain, measures(0.6), measures(0.6))
     data = f"/data/{SCRIPT}".replace("</", "<")
     other = SHAPES.replace(model="wrn-16-4", recipe=SCRIPT, data=data)
     write_run(top / 'odd"<b>&amp;', other, measures(0.5), measures(0.5))
-    unfinished = top / f"half-{SCRIPT}".replace("/", "")
-    unfinished.mkdir()
-    (unfinished / "config.json").write_text(json.dumps(SHAPES.to_flat()))
+    write_unfinished(top / f"half-{SCRIPT}".replace("/", ""), SHAPES)

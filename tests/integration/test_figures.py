@@ -320,13 +320,22 @@ def test_the_command_writes_and_lists(
     assert "### Results" in page
 
 
-def test_a_folder_without_runs_gives_the_toy_example(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_toy_example_needs_no_runs(tmp_path: Path) -> None:
     out = tmp_path / "a" / "b"
-    assert figures.main([str(tmp_path), "--out", str(out)]) == 0
-    assert str(tmp_path) in capsys.readouterr().out.splitlines()[0]
+    assert figures.main([str(tmp_path), "--only", "toy", "--out", str(out)]) == 0
     assert {file.name for file in out.iterdir()} == {"toy.png", "toy.svg", "figures.md"}
+
+
+@pytest.mark.parametrize("only", [[], ["--only", "toy", "accuracy"], ["--only", "results"]])
+def test_a_folder_without_finished_runs_is_an_error(
+    only: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert str(tmp_path) in error_of([str(tmp_path), *only], capsys)
+    stopped = tmp_path / "stopped"
+    stopped.mkdir()
+    (stopped / "config.json").write_text(json.dumps(BASE.to_flat()))
+    assert str(stopped) in error_of([str(tmp_path), *only], capsys)
+    assert [file.name for file in tmp_path.iterdir()] == ["stopped"], "nothing was written"
 
 
 def error_of(args: list[str], capsys: pytest.CaptureFixture[str]) -> str:
@@ -367,7 +376,8 @@ def test_without_matplotlib_the_error_says_what_to_install(
         return real(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    assert "pip install 'fastaug[paper]'" in error_of([str(tmp_path)], capsys)
+    error = error_of([str(tmp_path), "--only", "toy"], capsys)
+    assert "pip install 'fastaug[paper]'" in error
 
 
 def test_the_help_names_every_figure_and_table(capsys: pytest.CaptureFixture[str]) -> None:

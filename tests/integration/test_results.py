@@ -7,12 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from run_folders import RunWriter
+from run_folders import RunWriter, metrics_lines, training_in, write_unfinished
 
 from fastaug import report
 from fastaug.config import TrainConfig
 from fastaug.errors import DataError
-from fastaug.experiments.claims import Claim, check_claims, difference
+from fastaug.experiments.claims import Claim, check_claims, difference, paper_sweeps
 from fastaug.experiments.results import Setting, find_results, setting_of
 from fastaug.experiments.selection import Chosen, Selected, select
 
@@ -68,32 +68,72 @@ def test_runs_that_differ_in_anything_else_are_not(runs: RunWriter, change: dict
 @pytest.mark.parametrize(
     ("file", "content", "reason"),
     [
-        ("config.json", "{", "JSONDecodeError"),
+        ("config.json", "{", "config.json"),
+        ("config.json", None, "config.json"),
         ("config.json", "[]", "config.json"),
         ("config.json", '{"vews": 1}', "vews"),
         ("config.json", '{"data": 3}', "data"),
         ("config.json", '{"recipe": {}}', "recipe"),
-        ("config.json", '{"lr": "1"}', "Error"),
+        ("config.json", '{"lr": "1"}', "lr"),
+        ("summary.json", "{", "summary.json"),
         ("summary.json", '{"finished": true}', "measures"),
         ("summary.json", '{"finished": true, "measures": {"top1": "x"}}', "top1"),
-        ("summary.json", '{"finished": true, "measures": {"top1": 1}, "validation": 3}', "Error"),
-        ("summary.json", '{"step": 7, "measures": {"top1": 0.5}}', "stopped at step 7"),
-        ("summary.json", None, "not finished"),
-        ("bad-batch.pt", "", "diverged"),
+        ("summary.json", '{"finished": true, "measures": {"top1": 1}, "validation": 3}', "top1"),
+        ("summary.json", '{"finished": true, "measures": 3}', "measures"),
     ],
 )
 def test_a_run_without_a_result_is_named(
     runs: RunWriter, file: str, content: str | None, reason: str
 ) -> None:
-    folder = runs.add(0.5)
-    if content is None or file == "bad-batch.pt":
-        (folder / "summary.json").unlink()
-    if content is not None:
+    folder, good = runs.add(0.5), runs.add(0.6)
+    (folder / "metrics.jsonl").touch()
+    if content is None:
+        (folder / file).unlink()
+    else:
         (folder / file).write_text(content)
     results = find_results([runs.root])
-    assert results.families == ()
-    (unfinished,) = results.unfinished
-    assert reason in unfinished.reason
+    assert [run.folder for run in results.runs] == [good], "its neighbour is read"
+    (skipped,) = results.skipped
+    assert skipped.folder == folder
+    assert reason in skipped.reason
+
+
+def test_the_state_of_a_run(runs: RunWriter) -> None:
+    lines = metrics_lines(2, 0.5)  # 25 steps an epoch; BASE has more epochs
+    total = 25 * BASE.optim.epochs
+    finished = runs.add(0.5)
+    capped = runs.add(0.5)
+    summary = json.loads((capped / "summary.json").read_text())
+    (capped / "summary.json").write_text(json.dumps(summary | {"finished": False, "step": 7}))
+    interrupted = write_unfinished(runs.root / "interrupted", BASE, lines)
+    diverged = write_unfinished(runs.root / "diverged", BASE, lines)
+    (diverged / "bad-batch.pt").touch()
+    empty = write_unfinished(runs.root / "empty", BASE)
+    running = write_unfinished(runs.root / "running", BASE, lines)
+    with training_in(running):
+        results = find_results([runs.root])
+    found = {run.folder: (run.state, run.step, run.total_steps) for run in results.runs}
+    assert found == {
+        finished: ("finished", 100, 100),
+        capped: ("stopped", 7, 100),
+        interrupted: ("stopped", 50, total),
+        diverged: ("diverged", 50, total),
+        empty: ("stopped", 0, 0),
+        running: ("running", 50, total),
+    }
+    assert [run.folder for family in results.families for run in family.runs] == [finished]
+    assert {one.folder for one in results.without_result} == {*found} - {finished}
+
+
+def test_the_summary_of_a_stop_is_out_of_date_after_more_steps(runs: RunWriter) -> None:
+    """Stopped at step 7 by --max-steps, resumed, and interrupted at step 50."""
+    folder = runs.add(0.5)
+    summary = json.loads((folder / "summary.json").read_text())
+    (folder / "summary.json").write_text(json.dumps(summary | {"finished": False, "step": 7}))
+    records = metrics_lines(2, 0.5)
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+    (run,) = find_results([runs.root]).runs
+    assert (run.state, run.step, run.measures) == ("stopped", 50, {})
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
@@ -287,6 +327,26 @@ def test_summaries_are_as_the_trainer_writes_them(
     assert run.validation is not None
     assert set(run.measures) == set(run.validation)
     assert {"top1", "tta_top1", "tta_top1_at_1", "tta_top1_at_2", "invariance"} <= set(run.measures)
+
+
+@pytest.mark.parametrize(
+    ("kept", "is_sweep"),
+    [
+        ([*LIKE_THE_PAPER], True),
+        # Weights of the regularizer at one K, and K with and without it: grids of the paper.
+        ([(4, "losses", weight) for weight in (0.0, 0.5, 1.0, 2.0)], True),
+        ([(1, "losses", 0.0), (2, "losses", 0.0), (4, "losses", 0.0), (4, "losses", 1.0)], True),
+        # With and without the regularizer, beside a baseline, and numbers of views: comparisons.
+        ([(4, "losses", 0.0), (4, "losses", 1.0)], False),
+        ([(1, "losses", 0.0), (4, "losses", 0.0), (4, "losses", 1.0)], False),
+        ([(1, "losses", 0.0), (2, "losses", 0.0), (4, "losses", 0.0)], False),
+    ],
+)
+def test_what_is_a_sweep_of_the_paper_s_grids(
+    runs: RunWriter, kept: list[tuple[int, str, float]], is_sweep: bool
+) -> None:
+    selected = selected_from(runs, {key: LIKE_THE_PAPER[key] for key in kept})
+    assert [sweep.selected for sweep in paper_sweeps([selected])] == [selected] * is_sweep
 
 
 def test_the_report_prints_each_claim(runs: RunWriter, capsys: pytest.CaptureFixture) -> None:

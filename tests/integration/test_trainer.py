@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from expect import missing, raises
+from PIL import Image
 from training import assert_same_weights, metrics, run, tiny_config, weights
 
 from fastaug.config import TrainConfig
@@ -201,6 +204,23 @@ def test_best_of_a_run_that_stops_in_its_first_epoch_is_of_the_held_out_images(
 def test_the_banner_counts_the_steps_of_this_run(tiny: Tiny, capsys: pytest.CaptureFixture) -> None:
     run(tiny(max_steps=3))
     assert "3 of 8 steps of 8 images x 2 views" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("side", "hint"), [(48, True), (47, False)])
+def test_a_hint_for_photos(
+    tiny: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture, side: int, hint: bool
+) -> None:
+    """Views of 8 px."""
+    rng = np.random.default_rng(0)
+    for split, name in itertools.product(("train", "test"), ("a", "b")):
+        (tmp_path / "data" / split / name).mkdir(parents=True)
+        for number in range(8):
+            pixels = rng.integers(0, 256, (side, 2 * side, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "data" / split / name / f"{number}.jpg")
+    run(tiny(data=str(tmp_path / "data"), size=8, max_steps=1, tta=0))
+    shown = capsys.readouterr().out
+    assert ("--size 128" in shown) == hint
+    assert ("96 x 48" in shown) == hint
 
 
 @pytest.mark.parametrize("loader", ["torch", "dali"])

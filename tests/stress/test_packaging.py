@@ -40,7 +40,8 @@ def test_the_wheel_has_every_module_and_nothing_else(wheel: Path) -> None:
     sources = {f"fastaug/cuda/{p.name}" for p in (ROOT / "cuda").iterdir()}
     assert "fastaug/cuda/objective.cpp" in sources
     folder = "fastaug/experiments/templates"
-    templates = {f"{folder}/report.{kind}" for kind in ("html.j2", "css", "js")}
+    parts = ("report.html.j2", "paper.html.j2", "macros.html.j2", "report.css", "report.js")
+    templates = {f"{folder}/{name}" for name in parts}
     assert names == modules | sources | templates | {"fastaug/py.typed"}
 
 

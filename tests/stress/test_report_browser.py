@@ -1,4 +1,4 @@
-"""The report in a browser: it sorts, filters and unfolds, and fits a phone."""
+"""The report in a browser: it sorts, filters, highlights and unfolds, and fits a phone."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from fastaug import report
 
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=MISSING)
 
-TOP1 = 8
-"""The column of the table of all runs, from 1."""
+COLUMN = """const titles = [...document.querySelectorAll("#runs-table thead th")];
+  return titles.findIndex((title) => title.innerText.trim() === arguments[0]) + 1;"""
 
 
 @pytest.fixture(scope="module")
@@ -49,69 +49,90 @@ def until(happens: Callable[[], object]) -> None:
         time.sleep(0.02)
 
 
-def column(browser: Browser, place: int) -> list[str]:
-    cells = f"#runs-table tbody tr:not([hidden]) td:nth-child({place})"
+def column(browser: Browser, title: str) -> list[str]:
+    cells = f"#runs-table tbody tr:not([hidden]) td:nth-child({browser.run(COLUMN, title)})"
     return browser.run(
         "return [...document.querySelectorAll(arguments[0])].map(c => c.innerText)", cells
     )
 
 
 def test_a_click_on_a_header_sorts_and_another_reverses(browser: Browser) -> None:
-    header = f"#runs-table th:nth-child({TOP1})"
-    before = column(browser, TOP1)
+    place = browser.run(COLUMN, "--seed")
+    header = f"#runs-table th:nth-child({place})"
+    sort = "return document.querySelector(arguments[0]).ariaSort"
+    before = column(browser, "--seed")
     browser.click(f"{header} button")
-    ascending = column(browser, TOP1)
+    ascending = column(browser, "--seed")
     assert ascending == sorted(before, key=float) != before
-    assert (
-        browser.run("return document.querySelector(arguments[0]).ariaSort", header) == "ascending"
-    )
+    assert browser.run(sort, header) == "ascending"
     browser.click(f"{header} button")
-    assert column(browser, TOP1) == ascending[::-1]
-    assert (
-        browser.run("return document.querySelector(arguments[0]).ariaSort", header) == "descending"
-    )
-    browser.click("#runs-table th:nth-child(4) button")
-    assert browser.run("return document.querySelector(arguments[0]).ariaSort", header) == "none"
+    assert column(browser, "--seed") == ascending[::-1]
+    assert browser.run(sort, header) == "descending"
+    browser.click("#runs-table th:nth-child(1) button")
+    assert browser.run(sort, header) == "none"
 
 
-def test_numbers_sort_as_numbers_and_what_is_missing_comes_last(browser: Browser) -> None:
+def test_numbers_sort_as_numbers_and_missing_ones_come_last(browser: Browser) -> None:
     order = browser.run(
         """const body = document.querySelector("#runs-table tbody");
+        const place = arguments[0] - 1;
         const values = ["10", "9", "", "100"];
         [...body.rows].slice(4).forEach((row) => row.remove());
         [...body.rows].forEach((row, i) => {
-          row.cells[3].textContent = values[i];
-          if (values[i]) row.cells[3].dataset.value = values[i];
-          else delete row.cells[3].dataset.value;
+          row.cells[place].textContent = values[i];
+          if (values[i]) row.cells[place].dataset.value = values[i];
+          else delete row.cells[place].dataset.value;
         });
-        const button = document.querySelector("#runs-table th:nth-child(4) button");
+        const button = document.querySelectorAll("#runs-table th button")[place];
         return [1, 2].map(() => {
           button.click();
-          return [...body.rows].map((row) => row.cells[3].textContent);
-        });"""
+          return [...body.rows].map((row) => row.cells[place].textContent);
+        });""",
+        browser.run(COLUMN, "top-1 %"),
     )
     assert order == [["9", "10", "100", ""], ["100", "10", "9", ""]]
 
 
 def test_a_header_is_reached_and_used_by_the_keyboard(browser: Browser) -> None:
-    button = f"#runs-table th:nth-child({TOP1}) button"
-    browser.type(button, "\ue007")  # Enter
-    assert column(browser, TOP1) == sorted(column(browser, TOP1), key=float)
+    before, place = column(browser, "--views"), browser.run(COLUMN, "--views")
+    browser.type(f"#runs-table th:nth-child({place}) button", "\ue007")  # Enter
+    assert column(browser, "--views") == sorted(before, key=float) != before
+
+
+def test_a_row_highlights_the_curves_of_its_run(browser: Browser) -> None:
+    lit = """const row = document.querySelector("#runs-table tbody tr");
+        row.dispatchEvent(new Event(arguments[0]));
+        return [...document.querySelectorAll(".overlaid .lit")].map(
+          (line) => line.dataset.run === row.dataset.run);"""
+    assert browser.run(lit, "mouseenter") == [True] * 6, "six metrics"
+    assert browser.run(lit, "mouseleave") == []
+
+
+def test_the_legend_highlights_the_curves_of_its_style(browser: Browser) -> None:
+    lit = """const key = document.querySelectorAll("[data-style]")[1];
+        key.dispatchEvent(new Event("mouseenter"));
+        const lines = [...document.querySelectorAll(".overlaid .lit")];
+        return [lines.length > 0, lines.every((line) => line.classList.contains("line-2"))];"""
+    assert browser.run(lit) == [True, True]
 
 
 def test_the_filter_leaves_rows_with_all_words(browser: Browser) -> None:
-    assert len(column(browser, 1)) == 6
+    drawn = """const lines = [...document.querySelectorAll(".overlaid .line")];
+        return lines.filter((line) => line.checkVisibility()).length;"""
+    assert len(column(browser, "run")) == 9
+    assert browser.run(drawn) == 4 * 6, "four runs have curves"
     browser.type("input[data-filters]", "K4 0.02")
-    assert sorted(column(browser, 1)) == ["k4-0.02-0", "k4-0.02-1"]
-    assert browser.run("return document.querySelector('.filter output').value") == "2 of 6"
+    assert sorted(column(browser, "run")) == ["k4-0.02-0", "k4-0.02-1"]
+    assert browser.run("return document.querySelector('.filter output').value") == "2 of 9"
+    assert browser.run(drawn) == 2 * 6
     browser.type("input[data-filters]", " nothing")
-    assert column(browser, 1) == []
+    assert column(browser, "run") == []
 
 
 def test_a_link_unfolds_the_run_that_it_leads_to(browser: Browser) -> None:
     is_open = """const run = document.getElementById(
           document.querySelector("#runs-table tbody a").hash.slice(1));
-        return run.open && run.closest(".family-runs").open && run.getBoundingClientRect().top"""
+        return run.open && run.getBoundingClientRect().top"""
     assert not browser.run(is_open)
     browser.click("#runs-table tbody a")
     until(lambda: browser.run(is_open))
@@ -129,7 +150,7 @@ def test_an_address_with_a_run_in_it_opens_there(browser: Browser, page: Path) -
 
 
 def test_names_from_runs_are_not_obeyed(browser: Browser) -> None:
-    assert browser.run("return document.title") == "fastaug: what the runs show"
+    assert browser.run("return document.title") == "fastaug: run report"
     assert browser.run("return document.scripts.length") == 1
 
 
@@ -159,7 +180,7 @@ def test_the_page_is_no_wider_than_a_phone(browser: Browser, width: int, unfolde
 def test_the_contents_stay_in_sight(browser: Browser) -> None:
     for width in (1300, 400):
         browser.resize(width, 800)
-        browser.run("document.getElementById('all-runs').scrollIntoView()")
+        browser.run("document.getElementById('runs').scrollIntoView()")
         top = browser.run("return document.querySelector('nav').getBoundingClientRect().top")
         assert top == 0
 

@@ -33,7 +33,7 @@ function sortRows(body, column, numeric, direction) {
   body.append(...keyed.map((one) => one.row));
 }
 
-// Shows only rows that contain all words of the input.
+// Shows only rows that contain all words of the input, and only the curves of their runs.
 function makeFilter(input) {
   const rows = [...document.getElementById(input.dataset.filters).tBodies[0].rows];
   const texts = rows.map((row) => row.textContent.toLowerCase());
@@ -43,6 +43,10 @@ function makeFilter(input) {
     rows.forEach((row, i) => {
       row.hidden = !words.every((word) => texts[i].includes(word));
     });
+    const hidden = new Set(rows.filter((row) => row.hidden).map((row) => row.dataset.run));
+    document.querySelectorAll(".line[data-run]").forEach((line) => {
+      line.classList.toggle("out", hidden.has(line.dataset.run));
+    });
     count.value = `${rows.filter((row) => !row.hidden).length} of ${rows.length}`;
   };
   input.addEventListener("input", filter);
@@ -50,7 +54,29 @@ function makeFilter(input) {
   filter();
 }
 
-// Unfolds whatever a link's target is in.
+// Highlights a run's row and curves while the pointer is on one of them, and all curves of a style
+// while it is on the style's entry in the legend.
+function makeHighlights() {
+  const parts = [...document.querySelectorAll("[data-run]")];
+  const curves = document.querySelector(".overlaid");
+  if (!curves) return;
+  const onHover = (source, isLit) => {
+    source.addEventListener("mouseenter", () => {
+      parts.forEach((part) => part.classList.toggle("lit", isLit(part)));
+      curves.classList.add("dimmed");
+    });
+    source.addEventListener("mouseleave", () => {
+      parts.forEach((part) => part.classList.remove("lit"));
+      curves.classList.remove("dimmed");
+    });
+  };
+  parts.forEach((source) => onHover(source, (part) => part.dataset.run === source.dataset.run));
+  document.querySelectorAll("[data-style]").forEach((key) => {
+    onHover(key, (part) => part.classList.contains(`line-${key.dataset.style}`));
+  });
+}
+
+// Opens all folded parts around a link's target.
 function reveal(id) {
   const target = document.getElementById(id);
   if (!target) return;
@@ -67,6 +93,7 @@ function revealHash() {
 document.addEventListener("DOMContentLoaded", () => {
   document.querySelectorAll("table.sortable").forEach(makeSortable);
   document.querySelectorAll("input[data-filters]").forEach(makeFilter);
+  makeHighlights();
   // There is no hashchange for a link to the current address.
   document.addEventListener("click", (event) => {
     const link = event.target.closest("a[href^='#']");
@@ -76,7 +103,7 @@ document.addEventListener("DOMContentLoaded", () => {
   revealHash();
 });
 
-// Print what is folded, too.
+// Printing includes folded parts.
 let unfolded = [];
 window.addEventListener("beforeprint", () => {
   unfolded = [...document.querySelectorAll("details:not([open]):not(.full)")];

@@ -1,0 +1,152 @@
+"""The Python examples of the documentation, run as they are."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fastaug
+from fastaug.config import TrainConfig
+from fastaug.data import shapes
+from fastaug.engine.trainer import Trainer
+from fastaug.exporters.formats import export_network
+from fastaug.kernels import registry
+from fastaug.runs.checkpoint import load_checkpoint
+from fastaug.runs.weights import model_from_checkpoint
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def examples(page: str) -> list[str]:
+    found = re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
+    assert found, page
+    return found
+
+
+def indented_example(page: str, heading: str) -> str:
+    """The first indented code block below a heading."""
+    section = (DOCS / page).read_text().partition(f"## {heading}\n")[2]
+    block = re.search(r"\n\n((?:    .*\n|\n)+)", "\n" + section)
+    assert block, heading
+    return "\n".join(line[4:] for line in block[1].splitlines())
+
+
+def run(code: str, names: dict[str, Any] | None = None) -> dict[str, Any]:
+    names = {} if names is None else names
+    exec(code, names)
+    return names
+
+
+@pytest.fixture
+def small_shapes(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The built-in set with a few images: drawing all takes seconds."""
+    monkeypatch.setattr(shapes, "IMAGES_PER_CLASS", {"train": 2, "test": 1})
+
+
+@pytest.fixture
+def finished_run(tiny: Callable[..., TrainConfig], monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run folder, which is also the current folder, with a network for 32 px."""
+    config = tiny(size=32, model="wrn-10-1", max_steps=1, ema=0.9)
+    Trainer(config).fit()
+    monkeypatch.chdir(config.run.out)
+    return Path(config.run.out)
+
+
+@pytest.mark.usefixtures("small_shapes")
+def test_the_python_api(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The blocks of the page build on one another."""
+    monkeypatch.setattr(registry, "_KERNELS", dict(registry._KERNELS))
+    names: dict[str, Any] = {}
+    for code in examples("reference/python-api.md"):
+        run(code, names)
+    shown = set(re.findall(r"fastaug\.(\w+)\(", "".join(examples("reference/python-api.md"))))
+    assert shown == {name for name in fastaug.__all__ if name[0].islower()}
+
+
+def test_the_loss_in_a_loop() -> None:
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 5))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    views, labels = torch.randn(3 * 4, 3, 2, 2), torch.tensor([0, 4, 2])
+    before = model[1].weight.detach().clone()
+    names = {"model": model, "optimizer": optimizer, "loader": [(views, labels)]}
+    logits = model(views).detach().unflatten(0, (3, 4))
+    run(indented_example("guide/loss.md", "In your own training loop"), names)
+    # Written out: the mean cross-entropy of all views, and KL of all ordered pairs.
+    log_p = logits.double().log_softmax(-1)
+    nll = -log_p.gather(2, labels[:, None, None].expand(3, 4, 1)).mean()
+    pairs = [
+        (log_p[:, i].exp() * (log_p[:, i] - log_p[:, j])).sum(-1)
+        for i in range(4)
+        for j in range(4)
+        if i != j
+    ]
+    expected = nll + torch.stack(pairs).mean()
+    assert names["terms"].loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    assert not torch.equal(model[1].weight, before)
+
+
+def test_the_central_crop_is_what_fastaug_makes() -> None:
+    """The page's numpy lines against the view kernel, which was not written from them."""
+    (code,) = examples("guide/evaluation.md")
+    central_crop = run(code)["central_crop"]
+    random = np.random.default_rng(0)
+    for height, width in ((61, 97), (500, 375), (37, 37), (8, 200)):
+        image = random.integers(0, 256, (height, width, 3), np.uint8)
+        images = [torch.from_numpy(image)]
+        plan = fastaug.plan_views(images, views=1, size=32, augment="none")
+        (view,) = fastaug.make_views(images, plan, normalize=None)[0]
+        expected = central_crop(image, 32)
+        assert np.abs(view.permute(1, 2, 0).numpy() - expected).max() < 0.001
+
+
+def test_the_checkpoint_page(finished_run: Path) -> None:
+    names: dict[str, Any] = {}
+    for code in examples("reference/checkpoint.md"):
+        run(code, names)
+    state, page = names["state"], (DOCS / "reference/checkpoint.md").read_text()
+    listed = page.partition("## Format 3")[2].partition("## Checksum")[0]
+    assert set(state) == set(re.findall(r"^\| `(\w+)`", listed, re.MULTILINE))
+    assert not names["model"].training
+    averaged = state["ema"]["module.stem.weight"]
+    assert torch.equal(names["model"].stem.weight, averaged)
+
+
+def test_the_export_page(finished_run: Path) -> None:
+    state = load_checkpoint(finished_run / "best.pt")
+    config = TrainConfig.from_saved(state["config"])
+    export_network("onnx", Path("best.onnx"), model_from_checkpoint(state), config, {})
+    names: dict[str, Any] = {}
+    for code in examples("guide/export.md"):
+        run(code, names)
+    assert (names["size"], names["classes"]) == (32, list(state["classes"]))
+
+
+def test_the_run_folder_page_lists_what_a_run_writes(finished_run: Path) -> None:
+    page = (DOCS / "reference/run-folder.md").read_text()
+    for file in finished_run.iterdir():
+        name = "events.out.tfevents.*" if file.name.startswith("events") else file.name
+        assert f"`{name}" in page or name == "checkpoints", name
+    summary = json.loads((finished_run / "summary.json").read_text())
+    listed = page.partition("## summary.json")[2].partition("## Exit")[0]
+    assert set(summary) <= set(re.findall(r"`(\w+)`", listed))
+    for line in (finished_run / "metrics.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        assert f"| `{record['kind']}` |" in page
+        names = [re.sub(r"_at_\d+$", "_at_N", name) for name in (*record, *record["timing"])]
+        assert [name for name in names if f"`{name}`" not in page] == []
+
+
+@pytest.mark.usefixtures("small_shapes")
+def test_the_views_in_a_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    code = indented_example("guide/views.md", "In your own training loop")
+    names = run(code.replace("(0, 700, 1900)", "(0, 7, 19)"))
+    assert names["views"].shape == (3, 8, 3, 64, 64)
+    assert (tmp_path / "views.png").stat().st_size > 1000
