@@ -11,7 +11,7 @@ INSTALLED := $(FASTAUG_VENV)/.installed-$(shell { cat setup.py pyproject.toml co
 .PHONY: help train test test-all test-slow bench paper-mini check docs install clean
 
 help:
-	@echo "make train   train on the built-in data set, in about 2 minutes on two cores"
+	@echo "make train   train on the built-in data set with and without the regularizer and compare, in under 2 minutes on two cores"
 	@echo "make test    unit and integration tests, in about 5 minutes on two cores"
 	@echo "make test-all  all tests: those, emulated GPU code, benchmarks and stress, in about 12 minutes"
 	@echo "make bench   images per second versus K and what GPUs should do, quick forms, in about 2 minutes"
@@ -21,8 +21,12 @@ help:
 	@echo "make install make the virtual environment ($(FASTAUG_VENV)) and install fastaug into it"
 	@echo "make clean   remove $(FASTAUG_VENV) and caches of the tools"
 
+# Two trainings that differ only in the regularizer, then the report about both. DEMO is their folder.
+train: DEMO := runs/demo-$(shell date +%Y%m%d-%H%M%S)
 train: $(INSTALLED)
-	$(BIN)/python -m fastaug.train --dali $(ARGS)
+	$(BIN)/python -m fastaug.train --dali $(ARGS) --out $(DEMO)/with-kl
+	$(BIN)/python -m fastaug.train --dali $(ARGS) --kl-weight 0 --out $(DEMO)/without-kl
+	$(BIN)/python -m fastaug.report $(DEMO)
 
 # Workers share one kernel cache (tests/conftest.py).
 PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal

@@ -15,11 +15,28 @@ from fastaug.errors import ConfigError, suggest
 
 
 def shapes() -> TrainConfig:
-    """The built-in data set on any machine, in about 2 minutes on two CPU cores: the defaults.
+    """The built-in data set on any machine, in about 40 seconds on two CPU cores.
 
-    Crops of 0.08 of the area, as on ImageNet, would miss half of the shapes.
+    The least computation that ends at 98% or more of held-out training images with every seed
+    tried. On photos start with a larger --size and more --epochs.
+    - Views of 20 pixels still show the shapes, at 0.4 of the cost of 32.
+    - WRN-16-1 leaves the accuracy of chance earlier than WRN-10-1.
+    - Crops of at least half the area: 0.35 needs more epochs, and 0.08, as on ImageNet, would miss
+      half of the shapes.
+    - Half an epoch of warm-up. A rate of 0.1 is unstable: some runs end at chance.
+    - The average of the weights is accurate long before the rate has decayed, and its learning
+      curve has no jumps.
     """
-    return TrainConfig()
+    return TrainConfig.from_flat(
+        model="wrn-16-1",
+        size=20,
+        crop_area=(0.5, 1.0),
+        epochs=8,
+        lr=0.05,
+        schedule="warmup-cosine",
+        warmup_epochs=0.5,
+        ema=0.99,
+    )
 
 
 # --- CIFAR-100 ---
@@ -244,8 +261,8 @@ def mini_cifar() -> TrainConfig:
 def mini_shapes() -> TrainConfig:
     """WRN-10-1 on 500 images of the built-in set at K=4: about 90 seconds on one core.
 
-    As mini-cifar, and for machines without any data. Crops of at least 0.35 of the area, as in the
-    default recipe; a quarter of the training images is held out, as many as the test images.
+    As mini-cifar, and for machines without any data. Crops of at least 0.35 of the area, which keep
+    most of a shape; a quarter of the training images is held out, as many as the test images.
     """
     return mini_cifar().replace(
         recipe="mini-shapes",

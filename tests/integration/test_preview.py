@@ -13,6 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import fastaug
 from fastaug import cli, preview
 from fastaug.config import TrainConfig
+from fastaug.recipes import get_recipe
 from fastaug.views.reference import denormalize
 
 Tiny = Callable[..., TrainConfig]
@@ -45,7 +46,7 @@ def test_it_shows_the_originals_and_the_views_of_the_training(
     flags = ["--data", str(folder), "--size", "64", "--views", "3", "--images", "4"]
     flags += ["--loader", loader, "--augment", "randaugment", "--seed", "5"]
     picture = draw(*flags, out=tmp_path / "x.png")
-    config = TrainConfig.from_flat(
+    config = get_recipe("shapes").replace(
         data=str(folder),
         size=64,
         views=3,

@@ -229,7 +229,7 @@ def test_changes_are_made_to_every_run_before_the_batch_is_checked() -> None:
 
 def test_a_recipe_is_an_experiment_of_one_point() -> None:
     (config,) = expand(get_experiment("shapes").grids, [0], {}).values()
-    assert config == TrainConfig()
+    assert config == get_recipe("shapes")
     with raises(ConfigError, "cifar100-lambda"):
         get_experiment("cifar100-lamda")
 

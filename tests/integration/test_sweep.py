@@ -276,10 +276,10 @@ def test_a_failed_run_is_tried_again_and_then_given_up(
     assert fake.main("--lr 0.2 --retries 1 --jobs 1") == 1
     printed = capsys.readouterr().out
     assert "after 2 tries" in printed
-    assert "failed: shapes-k4-losses-kl1-lr0.2-e12-s0" in printed
+    assert "failed: shapes-k4-losses-kl1-lr0.2-e8-s0" in printed
     # The same command tries again.
     assert fake.main("--lr 0.2 --retries 1 --jobs 1") == 0
-    assert fake.runs["shapes-k4-losses-kl1-lr0.2-e12-s0"] == 3
+    assert fake.runs["shapes-k4-losses-kl1-lr0.2-e8-s0"] == 3
 
 
 def test_a_run_that_diverges_is_not_tried_again_and_never_chosen(fake: FakeSweep) -> None:

@@ -15,6 +15,7 @@ from training import assert_same_weights, metrics, run, tiny_config
 
 from fastaug import cli, train
 from fastaug.config import TrainConfig
+from fastaug.experiments.training_process import train_flags
 from fastaug.runs.checkpoint import load_checkpoint
 
 Whole = tuple[TrainConfig, Path]
@@ -34,13 +35,8 @@ def wholes(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
 
 
 def start_in_a_shell(config: TrainConfig, *more: str) -> subprocess.Popen:
-    """The run as it is typed; returns after its first steps."""
-    flags = [
-        *("--data", config.data.data, "--model", "wrn-10-1", "--size", "16", "--views", "2"),
-        *("--batch-size", "16", "--lr", "0.05", "--augment", "randaugment", "--workers", "1"),
-        *("--epochs", str(STEPS // 4), "--eval-every", str(STEPS // 4), "--log-every", "2"),
-        *("--tta", "2", "--loader", config.data.loader, "--out", config.run.out),
-    ]
+    """The run as a command; returns after its first steps."""
+    flags = train_flags(config, Path(config.run.out))
     process = subprocess.Popen(
         [sys.executable, "-m", "fastaug.train", *flags, *more],
         stdout=subprocess.PIPE,
