@@ -42,6 +42,7 @@ _REWORDED = {
         r"\1 takes numbers, got \2"
     ),
     r"Unrecognized options: (.*)": r"unexpected argument \1",
+    r"Missing from .*?: ([A-Z]+) (.*) \(required\)": r"no \1 given: \2",
 }
 _OTHER_NAMES = {"--learning-rate": "--lr", "--output": "--out", "--output-dir": "--out"}
 """Flags of other programs, and what they are called here."""

@@ -37,6 +37,11 @@ def build_loader(
     config: TrainConfig, images: ImageSet | None = None, *, rank: int = 0, ranks: int = 1
 ) -> ViewLoader:
     """The training batches of a config: of its data, or of images that are already open."""
+    if not isinstance(config, TrainConfig):
+        raise ConfigError(
+            f"build_loader takes a TrainConfig, got {type(config).__name__}; "
+            "try fastaug.TrainConfig.from_flat(data=..., views=...)"
+        )
     if images is None:
         images, _ = training_images(config.data, open_split(config.data.data, "train"))
     return _loader(

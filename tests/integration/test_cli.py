@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 from expect import missing, raises
@@ -220,6 +221,12 @@ class TestCommands:
     def test_the_version(self, capsys: pytest.CaptureFixture) -> None:
         assert cli.run(__main__.main, ["--version"]) == 0
         assert capsys.readouterr().out == f"fastaug {fastaug.__version__}\n"
+
+    @pytest.mark.parametrize("command", [evaluate, export])
+    def test_a_missing_argument(self, capsys: pytest.CaptureFixture, command: Any) -> None:
+        message = fail(capsys, main=command.main)
+        assert missing(message, "CHECKPOINT best.pt --help") == []
+        assert "required" not in message
 
     def test_an_unknown_one_is_suggested(self, capsys: pytest.CaptureFixture) -> None:
         assert "did you mean train" in fail(capsys, "tran", main=__main__.main)

