@@ -12,7 +12,7 @@ from fastaug.data.shapes_drawing import OUTLINES, draw_picture
 from fastaug.errors import DataError
 from fastaug.runtime.cache import cache_dir
 
-VERSION = 1
+VERSION = 2
 """Part of the folder's name and of every seed; increase it when the drawing changes."""
 
 CLASSES = tuple(sorted(OUTLINES))

@@ -15,6 +15,9 @@ SIDE = 64
 OVERSAMPLE = 3
 CANVAS = SIDE * OVERSAMPLE
 DIM, BRIGHT = (20.0, 115.0), (140.0, 245.0)
+MAX_TILT = 0.4
+"""Largest rotation of a shape in radians: with any rotation, small networks stay near chance for
+epochs, and how many depends on the seed."""
 
 Array = npt.NDArray[np.float64]
 Rng = np.random.Generator
@@ -36,22 +39,26 @@ def draw_picture(shape: str, rng: Rng) -> Image.Image:
 
 
 def draw_silhouette(shape: str, rng: Rng) -> Image.Image:
-    """A CANVAS x CANVAS mask of `shape` at a random place, size and angle, slightly stretched."""
+    """A CANVAS x CANVAS mask of `shape` at a random place and size, stretched, flipped, tilted."""
     radius = rng.uniform(0.5, 0.8) / 2
     # The shape stays inside the picture, and any square crop of half the area keeps its center.
     center = 0.5 + rng.uniform(-0.1, 0.1, 2)
     stretch = np.array([1.0, rng.uniform(0.8, 1.0)])
     mirror = np.array([1.0, rng.choice([-1.0, 1.0])])
-    outline = (OUTLINES[shape] * mirror) @ _rotation(rng) * stretch @ _rotation(rng)
+    outline = OUTLINES[shape] * mirror * stretch @ _rotation(rng.uniform(-MAX_TILT, MAX_TILT))
     mask = Image.new("L", (CANVAS, CANVAS))
     _draw_polygon(mask, (center + radius * outline) * CANVAS, 255)
     return mask
 
 
-def _rotation(rng: Rng) -> Array:
-    angle = rng.uniform(0, math.tau)
+def _rotation(angle: float) -> Array:
     cos, sin = math.cos(angle), math.sin(angle)
     return np.array([[cos, -sin], [sin, cos]])
+
+
+def _random_direction(rng: Rng) -> Array:
+    """(cos, -sin) of a random angle."""
+    return _rotation(rng.uniform(0, math.tau))[0]
 
 
 def _draw_polygon(image: Image.Image, points: Array, fill: int | Color) -> None:
@@ -80,7 +87,7 @@ def _texture(first: Color, second: Color, rng: Rng) -> Image.Image:
 
 def _tiles(rng: Rng) -> tuple[Array, Array]:
     """Coordinates, [CANVAS, CANVAS] in 0..1, inside square tiles of 4 to 9 px at a random angle."""
-    cos, sin = _rotation(rng)[0] / (rng.uniform(4, 9) * OVERSAMPLE)
+    cos, sin = _random_direction(rng) / (rng.uniform(4, 9) * OVERSAMPLE)
     x, y = np.arange(CANVAS), np.arange(CANVAS)[:, None]
     across, along = cos * x + sin * y, cos * y - sin * x
     return across - np.floor(across), along - np.floor(along)
@@ -120,7 +127,7 @@ def _smooth_noise(cells: int, side: int, rng: Rng) -> Image.Image:
 
 def _background(below: Color, above: Color, rng: Rng) -> Image.Image:
     """A gradient between two colors at a random angle, under low-frequency noise."""
-    cos, sin = _rotation(rng)[0]
+    cos, sin = _random_direction(rng)
     ramp = np.linspace(-0.5, 0.5, SIDE)
     blend = (0.5 + cos * ramp + sin * ramp[:, None]).clip(0, 1)[..., None]
     noise = np.asarray(_smooth_noise(int(rng.integers(3, 8)), SIDE, rng)) - 127.5
