@@ -20,7 +20,7 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 
 from fastaug.config import TrainConfig
 from fastaug.errors import ConfigError, FastaugError, printable
-from fastaug.settings import Settings, field_help, flag
+from fastaug.settings import Settings, field_help, flag, switch
 
 Config = TypeVar("Config")
 Training = TypeVar("Training", bound=TrainConfig)
@@ -115,6 +115,9 @@ def parse_training(
     flags.__doc__ = kind.__doc__
     # Replaced before parsing: a config is checked as a whole when it is made.
     words = [word for a in args for word in (("--loader", "dali") if a == "--dali" else (a,))]
+    # tyro only has the form of a switch that changes the default.
+    as_default = {switch(n, on) for n, on in default.to_flat().items() if isinstance(on, bool)}
+    words = [word for word in words if word.replace("_", "-") not in as_default]
     parsed: Any = parse(flags, words, prog=prog)
     return parsed.config
 

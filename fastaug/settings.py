@@ -69,6 +69,11 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
+def switch(name: str, on: bool) -> str:
+    """The flag that turns a setting on or off: --nesterov, --no-nesterov."""
+    return flag(name if on else f"no_{name}")
+
+
 def fixed_settings(config: Settings) -> Iterator[tuple[str, Any]]:
     """(name, value) of the settings that a resumed run must keep."""
     for own in fields(config):

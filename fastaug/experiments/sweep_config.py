@@ -12,7 +12,7 @@ from fastaug.config import TrainConfig, setting_owners
 from fastaug.errors import ConfigError
 from fastaug.experiments.grids import Experiment, get_experiment
 from fastaug.kernels.config import Average
-from fastaug.settings import Settings, flag, setting
+from fastaug.settings import Settings, flag, setting, switch
 
 GRID = ("views", "average", "kl_weight", "lr", "epochs")
 """Settings that a grid varies, besides the seed."""
@@ -105,8 +105,10 @@ def split_flags(args: Sequence[str]) -> tuple[list[str], list[str]]:
     value_counts: dict[str, int] = {"--dali": 0}
     for name, value in ((name, TrainConfig().get(name)) for name in setting_owners()):
         if name not in taken:
-            is_switch, is_pair = isinstance(value, bool), isinstance(value, tuple)
-            value_counts[flag(name)] = 0 if is_switch else 2 if is_pair else 1
+            if isinstance(value, bool):
+                value_counts |= {switch(name, True): 0, switch(name, False): 0}
+            else:
+                value_counts[flag(name)] = 2 if isinstance(value, tuple) else 1
     own: list[str] = []
     training: list[str] = []
     rest = list(args)

@@ -18,7 +18,7 @@ from fastaug.config import TrainConfig, setting_owners
 from fastaug.errors import FastaugError
 from fastaug.recipes import get_recipe
 from fastaug.runtime.signals import TrainingInterruptedError
-from fastaug.settings import flag
+from fastaug.settings import flag, switch
 
 _POLL_SECONDS = 0.5
 _PR_SET_PDEATHSIG = 1
@@ -48,7 +48,7 @@ def train_flags(config: TrainConfig, folder: Path) -> list[str]:
         if name in ("recipe", "out", "resume") or value == recipe.get(name):
             continue
         if isinstance(value, bool):
-            flags.append(flag(name))
+            flags.append(switch(name, value))
         elif isinstance(value, tuple):
             flags += [flag(name), *(repr(part) for part in value)]
         else:

@@ -23,6 +23,7 @@ from fastaug.evaluate import EvaluateConfig
 from fastaug.export import ExportConfig
 from fastaug.preview import PreviewConfig
 from fastaug.scan import ScanConfig
+from fastaug.settings import switch
 
 # Scripts rely on these, and on --dali.
 FIXED_FLAGS = {
@@ -144,7 +145,8 @@ def test_help_explains_every_flag(
     names = setting_owners(config) if issubclass(config, TrainConfig) else own
     for name in names:
         if (config, name) not in POSITIONAL:
-            assert f"--{name.replace('_', '-')} " in shown
+            # A switch that the default recipe turns on is shown as what turns it off.
+            assert any(f"{switch(name, on)} " in shown for on in (True, False))
     assert "│ (default" not in shown  # a flag without a word of explanation
 
 
@@ -171,6 +173,12 @@ class TestConfigure:
         assert (config.model.model, config.view.views, config.view.crop) == ("wrn-16-4", 8, "pad")
         assert checkpoint is None
         assert config.run.out.startswith("runs/cifar100-wrn-16-4-")
+
+    @pytest.mark.parametrize("recipe", ["shapes", "cifar100-wrn-16-4"])
+    def test_a_switch_has_both_forms_whatever_the_recipe_says(self, recipe: str) -> None:
+        for word, expected in (("--nesterov", True), ("--no-nesterov", False)):
+            config, _ = train.configure(["--recipe", recipe, "--data", "photos", word])
+            assert config.optim.nesterov is expected
 
     def test_paths_become_absolute(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)

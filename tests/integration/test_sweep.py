@@ -89,10 +89,10 @@ def fake(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSwe
 
 
 def test_flags_of_the_training_may_stand_anywhere() -> None:
-    words = "--data D shapes --lr 1 2 --crop-area 0.1 1 --dali --out=o"
+    words = "--data D shapes --lr 1 2 --crop-area 0.1 1 --no-nesterov --dali --out=o"
     own, training = split_flags(words.split())
     assert own == ["shapes", "--lr", "1", "2", "--out=o"]
-    assert training == ["--data", "D", "--crop-area", "0.1", "1", "--dali"]
+    assert training == ["--data", "D", "--crop-area", "0.1", "1", "--no-nesterov", "--dali"]
 
 
 def test_flags_apply_to_every_run(fake: FakeSweep) -> None:
@@ -103,8 +103,8 @@ def test_flags_apply_to_every_run(fake: FakeSweep) -> None:
     shared = {"batch_size": 8, "compile": True, "size": 12, "validation": 0.1}
     assert all({name: c.get(name) for name in shared} == shared for c in configs)
     assert plan.images == 54
-    # 54 // 8 and 54 // 2 steps an epoch, 12 epochs, 3 seeds, 8 views a step.
-    assert plan.views(configs) == 3 * 12 * (6 + 27) * 8
+    # 54 // 8 and 54 // 2 steps an epoch, 8 epochs, 3 seeds, 8 views a step.
+    assert plan.views(configs) == 3 * 8 * (6 + 27) * 8
 
 
 @pytest.mark.parametrize(
@@ -166,6 +166,7 @@ def test_the_flags_of_a_run_give_its_config(name: str, tmp_path: Path) -> None:
         seed=3,
         crop_area=(0.1, 0.75),
         compile=True,
+        nesterov=not get_recipe(name).optim.nesterov,
     )
     config, checkpoint = configure_training(train_flags(wanted, tmp_path / "run"))
     assert checkpoint is None
@@ -175,9 +176,9 @@ def test_the_flags_of_a_run_give_its_config(name: str, tmp_path: Path) -> None:
 def test_a_plan_trains_nothing(fake: FakeSweep, capsys: pytest.CaptureFixture) -> None:
     assert fake.main("--views 1 2 --lr 0.1 0.2 --seeds 3 --tune-seeds 1 --dry-run") == 0
     printed = " ".join(capsys.readouterr().out.split())
-    # K=1: 6 steps x 8 views x 12 epochs, K=2: 13 x 8 x 12, two rates each.
-    assert f"4 runs, {2 * 12 * 8 * (6 + 13):,} views to choose" in printed
-    assert f"then 4 runs, at most {2 * 12 * 8 * (6 + 13):,} views" in printed
+    # K=1: 6 steps x 8 views x 8 epochs, K=2: 13 x 8 x 8, two rates each.
+    assert f"4 runs, {2 * 8 * 8 * (6 + 13):,} views to choose" in printed
+    assert f"then 4 runs, at most {2 * 8 * 8 * (6 + 13):,} views" in printed
     assert not fake.runs
     assert not fake.out.exists()
 
