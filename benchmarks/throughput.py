@@ -370,7 +370,7 @@ def _describe_run(options: Options, config: TrainConfig, device: torch.device) -
         try:
             package = "nvidia-dali-cuda120" if column == "dali" else column
             versions[column] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:  # noqa: PERF203
+        except importlib.metadata.PackageNotFoundError:
             versions[column] = ""
     # A training names its loader differently, and finds its number of classes in the data.
     own = {"loader": options.loader, "classes": options.classes}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import Any, Self, get_type_hints
 
 from fastaug.data.config import DataConfig
 from fastaug.engine.config import EvalConfig, OptimConfig
@@ -19,10 +19,6 @@ from fastaug.models.config import ModelConfig
 from fastaug.runs.config import RunConfig
 from fastaug.settings import flag
 from fastaug.views.config import ViewConfig
-
-if TYPE_CHECKING:
-    from typing import Self  # Python 3.11
-
 
 _RENAMED = {"optimiser": "optimizer", "normalise": "normalize"}
 """Settings of earlier versions, and what they are called now."""

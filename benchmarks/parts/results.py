@@ -26,7 +26,7 @@ MACHINE = ("date", "commit", "cpu", "threads", "gpu", "python", "torch", "fastau
 def describe_machine(device: torch.device) -> dict[str, Any]:
     """The values of MACHINE for a run that starts now; gpu is empty if the device is a CPU."""
     return {
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds"),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
         "commit": commit(Path(__file__).parent),
         "cpu": cpu_name(),
         "threads": torch.get_num_threads(),

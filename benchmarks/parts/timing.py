@@ -106,7 +106,7 @@ def time_calls(
     for key, call in calls.items():
         try:
             loops[key] = calibrate(call, device)
-        except Exception as error:  # noqa: PERF203
+        except Exception as error:
             failed[key] = error
     measures = {key: partial(sample, key) for key in loops}
     try:

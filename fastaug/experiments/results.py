@@ -176,7 +176,7 @@ def find_results(roots: Sequence[str | Path]) -> Results:
     for folder in _run_folders(roots):
         try:
             runs.append(_read_run(folder))
-        except FastaugError as error:  # noqa: PERF203
+        except FastaugError as error:
             skipped.append(Skipped(folder, first_line(error)))
         except (OSError, ValueError, KeyError, TypeError) as error:
             skipped.append(Skipped(folder, describe_error(error)))

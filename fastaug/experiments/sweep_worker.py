@@ -134,7 +134,7 @@ class _Worker:
             for _ in self._while_there_is_work():
                 try:
                     self._stage.run_one(self._train, self._plan.sweep.retries)
-                except RunFailedError as failure:  # noqa: PERF203  (affects only this run)
+                except RunFailedError as failure:
                     self._progress.line(f"warning: {failure}")
         except BaseException as error:
             self._errors.append(error)

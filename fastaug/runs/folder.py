@@ -141,7 +141,7 @@ class RunFolder:
             try:
                 write_json(self.path / "summary.json", summary)
                 return
-            except OSError as error:  # noqa: PERF203
+            except OSError as error:
                 if not tries_left:
                     self._say(f"warning: summary.json cannot be written ({error.strerror})")
                     return

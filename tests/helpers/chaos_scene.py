@@ -96,7 +96,7 @@ class Scene:
                     json.loads(path.read_text())
                 elif checksum(path) not in self.damaged:
                     torch.load(path, weights_only=True)
-            except Exception as error:  # noqa: PERF203
+            except Exception as error:
                 raise Failure(f"has left half of {path.relative_to(self.run)}: {error}") from error
 
 
