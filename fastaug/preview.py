@@ -12,7 +12,7 @@ from fastaug.config import TrainConfig
 from fastaug.data.sources import open_split_or_flat
 from fastaug.engine.loaders import build_loader, training_images
 from fastaug.errors import ConfigError, printable
-from fastaug.recipes import get_recipe
+from fastaug.recipes import default_recipe, get_recipe
 from fastaug.runs.config import RunConfig
 from fastaug.runs.picture import draw_views
 from fastaug.runs.tensorboard import write_event_picture
@@ -68,7 +68,8 @@ def main(args: Sequence[str]) -> int:
 
 def configure(args: Sequence[str]) -> PreviewConfig:
     """Settings from train's flags and the recipe, except for the recipe's run folder."""
-    recipe = get_recipe(cli.peek(args, "recipe")["recipe"] or RunConfig.recipe)
+    named = cli.peek(args, "recipe", "data")
+    recipe = get_recipe(named["recipe"] or default_recipe(named["data"]))
     settings = recipe.to_flat() | {"out": PreviewRunConfig.out}
     default = PreviewConfig().replace(**settings)
     return cli.parse_training(

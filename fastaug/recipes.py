@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable
 
 from fastaug.config import TrainConfig
+from fastaug.data.config import DataConfig
 from fastaug.errors import ConfigError, suggest
 
 
@@ -25,6 +26,7 @@ def shapes() -> TrainConfig:
     - The moving average of the weights makes the learning curve smooth.
     """
     return TrainConfig.from_flat(
+        recipe="shapes",
         crop_area=(0.5, 1.0),
         epochs=8,
         lr=0.05,
@@ -292,9 +294,17 @@ RECIPES: dict[str, Callable[[], TrainConfig]] = {
 
 
 def get_recipe(name: str) -> TrainConfig:
+    """The settings of a recipe; "": the plain defaults."""
+    if not name:
+        return TrainConfig()
     if name not in RECIPES:
         raise ConfigError(f"no recipe {name!r}: {suggest(name, RECIPES)}")
     return RECIPES[name]()
+
+
+def default_recipe(data: str) -> str:
+    """The recipe of a run that names none: that of the built-in data set is tuned for it."""
+    return "shapes" if data in ("", DataConfig.data) else ""
 
 
 def first_line(name: str) -> str:

@@ -13,9 +13,8 @@ from fastaug.config import TrainConfig
 from fastaug.engine.trainer import Trainer
 from fastaug.errors import ConfigError
 from fastaug.models.build import build_configured_model
-from fastaug.recipes import get_recipe, recipe_rows
+from fastaug.recipes import default_recipe, get_recipe, recipe_rows
 from fastaug.runs.checkpoint import load_checkpoint
-from fastaug.runs.config import RunConfig
 from fastaug.runs.console import show_table
 from fastaug.runs.folder import check_unused, check_writable
 from fastaug.runs.resume import find_checkpoint, new_run_folder, restarted_checkpoint, run_of
@@ -42,7 +41,7 @@ def configure(args: Sequence[str], group: Group | None = None) -> tuple[TrainCon
 
     The defaults of the flags are those of the recipe, or of the checkpoint's own config.
     """
-    named = cli.peek(args, "recipe", "resume", "out")
+    named = cli.peek(args, "recipe", "resume", "out", "data")
     checkpoint = restarted_checkpoint(named["resume"], named["out"], _say)
     if checkpoint is None and named["resume"]:
         checkpoint = find_checkpoint(named["resume"], named["out"], _say)
@@ -57,7 +56,7 @@ def configure(args: Sequence[str], group: Group | None = None) -> tuple[TrainCon
             out = ""
         default = default.replace(out=out, max_steps=0, profile=False, debug=False)
     else:
-        default = get_recipe(named["recipe"] or RunConfig.recipe)
+        default = get_recipe(named["recipe"] or default_recipe(named["data"]))
     config = cli.parse_training(
         TrainConfig,
         args,

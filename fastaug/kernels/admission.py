@@ -6,7 +6,6 @@ logits; the shorter form of the KL, sum p (z - mean z), is off by a thousand tol
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -57,31 +56,44 @@ def compare(kernel: Kernel, device: torch.device) -> AdmissionReport:
             else:
                 yield case.name, partial(_error, kernel, case)
 
-    report = compare_cases(kernel.name, device, supported())
+    with torch.inference_mode(False), torch.enable_grad():  # an evaluation may be the first use
+        report = compare_cases(kernel.name, device, supported())
     return report if report.cases else replace(report, worst=f"not supported: {reasons[-1]}")
 
 
 def check_admission(kernel: Kernel, device: torch.device) -> AdmissionReport:
-    """compare(), or its cached report for this device and these sources."""
-    return cached_report(_report_file(kernel, device), lambda: compare(kernel, device))
+    """compare(), or its cached report for this device and these sources.
+
+    A kernel that does not name its sources is compared once in each process.
+    """
+    key = (id(kernel), device)
+    if key not in _admitted:
+        report = cached_report(_report_file(kernel, device), lambda: compare(kernel, device))
+        if not report.admitted or hasattr(kernel, "sources"):
+            return report
+        _admitted[key] = kernel, report
+    return _admitted[key][1]
+
+
+_admitted: dict[tuple[int, torch.device], tuple[Kernel, AdmissionReport]] = {}
+"""Admissions of this process, with the kernel, so that no other one gets its id."""
 
 
 def forget(kernel: Kernel, device: torch.device) -> None:
     """Withdraw a cached admission."""
+    _admitted.pop((id(kernel), device), None)
     if file := _report_file(kernel, device):
         with suppress(OSError):
             file.unlink(missing_ok=True)
 
 
 def _report_file(kernel: Kernel, device: torch.device) -> Path | None:
-    """The file of the report; None if the kernel's source files do not determine what it does."""
+    """The file of the report; None for a kernel that does not name its sources: its base classes
+    and helpers may be in other files, whose changes would go unnoticed."""
+    if not hasattr(kernel, "sources"):
+        return None
     try:
-        if hasattr(kernel, "sources"):
-            files = [Path(file) for file in kernel.sources()]
-        elif getattr(kernel, "__dict__", None):  # instances of a class may differ
-            return None
-        else:
-            files = [Path(inspect.getfile(type(kernel)))]
+        files = [Path(file) for file in kernel.sources()]
         return report_file([*files, Path(__file__)], kernel.name, device)
     except (OSError, TypeError, DataError):
         return None

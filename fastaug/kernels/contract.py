@@ -25,9 +25,8 @@ class Kernel(Protocol):
     - `mean_and_grad(logits, targets, average, kl_weight, label_smoothing) -> mean: [], nll, kl,
       grad of the mean`: saves a third of the time of a small batch. Its logits may require a
       gradient; autograd must not record what it does.
-    - `sources() -> Iterable[Path]`: all files that the kernel is made from, if there are more than
-      the file of its class. A kernel is admitted once for each device and content of its sources;
-      a kernel with instance attributes and without `sources`, once in each process.
+    - `sources() -> Iterable[Path]`: all files that the kernel is made from. A kernel with `sources`
+      is admitted once for each device and content of these files, others once in each process.
     """
 
     name: str

@@ -7,11 +7,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from fastaug.config import TrainConfig
-from fastaug.data.config import DataConfig
 from fastaug.errors import CheckpointError, ConfigError, DamagedCheckpointError, few
 from fastaug.runs.checkpoint import load_checkpoint
 from fastaug.runs.checkpoint_writer import FOLDER, kept_checkpoints, step_name
-from fastaug.runs.config import RunConfig
 from fastaug.runs.lock import wait_until_free
 from fastaug.runtime.torchrun import launch_timestamp, num_nodes, torchrun_id, was_restarted
 
@@ -110,11 +108,10 @@ def restarted_checkpoint(resume: str, out: str, say: Callable[[str], None]) -> P
 
 
 def new_run_folder(config: TrainConfig) -> str:
-    """runs/WHAT-DATE-TIME-PROCESS; the default recipe on other data takes the name of the data."""
+    """runs/WHAT-DATE-TIME-PROCESS: the name of the recipe, or of the data where there is none."""
     if num_nodes() > 1:
         raise ConfigError("several machines need --out, a folder that all of them can access")
-    own = config.run.recipe != RunConfig.recipe or config.data.data == DataConfig.data
-    what = config.run.recipe if own else Path(config.data.data).name.partition(".")[0]
+    what = config.run.recipe or Path(config.data.data).name.partition(".")[0]
     return f"runs/{what}-{launch_timestamp()}"
 
 

@@ -22,6 +22,7 @@ from fastaug.errors import CheckpointError
 from fastaug.evaluate import EvaluateConfig
 from fastaug.export import ExportConfig
 from fastaug.preview import PreviewConfig
+from fastaug.recipes import get_recipe
 from fastaug.scan import ScanConfig
 from fastaug.settings import switch
 
@@ -179,6 +180,16 @@ class TestConfigure:
         for word, expected in (("--nesterov", True), ("--no-nesterov", False)):
             config, _ = train.configure(["--recipe", recipe, "--data", "photos", word])
             assert config.optim.nesterov is expected
+
+    def test_the_recipe_of_the_built_in_set_is_only_for_it(self) -> None:
+        own, _ = train.configure(["--data", "photos"])
+        assert own.replace(data="shapes", out="") == TrainConfig()
+        assert own.run.out.startswith("runs/photos-")
+        built_in, _ = train.configure([])
+        assert built_in.run.recipe == "shapes"
+        assert built_in.replace(out="") == get_recipe("shapes")
+        named, _ = train.configure(["--recipe", "shapes", "--data", "photos"])
+        assert named.optim == built_in.optim
 
     def test_paths_become_absolute(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)

@@ -13,7 +13,6 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import fastaug
 from fastaug import cli, preview
 from fastaug.config import TrainConfig
-from fastaug.recipes import get_recipe
 from fastaug.views.reference import denormalize
 
 Tiny = Callable[..., TrainConfig]
@@ -46,7 +45,7 @@ def test_it_shows_the_originals_and_the_views_of_the_training(
     flags = ["--data", str(folder), "--size", "64", "--views", "3", "--images", "4"]
     flags += ["--loader", loader, "--augment", "randaugment", "--seed", "5"]
     picture = draw(*flags, out=tmp_path / "x.png")
-    config = get_recipe("shapes").replace(
+    config = TrainConfig().replace(
         data=str(folder),
         size=64,
         views=3,

@@ -43,6 +43,9 @@ class Changed(ReferenceKernel):
 class Plain(ReferenceKernel):
     name = "plain"
 
+    def sources(self) -> list[Path]:
+        return [Path(__file__)]
+
 
 def scaled(values: float = 1, gradient: float = 1) -> Change:
     return lambda nll, kl, grad: (
@@ -483,6 +486,18 @@ class TestRemembered:
         self.use(Plain())
         self.use(Plain())
         assert checks == ["plain"]
+
+    def test_one_that_does_not_name_its_sources_is_compared_each_time(
+        self, checks: list[str]
+    ) -> None:
+        """Its base class and helpers may be in other files."""
+
+        class Inherited(ReferenceKernel):
+            name = "inherited"
+
+        self.use(Inherited())
+        self.use(Inherited())
+        assert checks == ["inherited"] * 2
 
     def test_one_with_settings_of_its_own_is_compared_each_time(self, checks: list[str]) -> None:
         self.use(Changed(scaled()))
