@@ -69,7 +69,7 @@ docs: $(INSTALLED)
 install: $(INSTALLED)
 
 $(INSTALLED):
-	@echo "installing into $(FASTAUG_VENV): about 2 minutes and 6 GB, most of it torch's CUDA libraries"
+	@echo "installing into $(FASTAUG_VENV): about 2 minutes and 7 GB, most of it torch's CUDA libraries"
 	@$(PYTHON) -m venv $(FASTAUG_VENV)
 	@$(BIN)/python -m pip install -qq --upgrade pip
 	@$(BIN)/python -m pip install -qq --constraint constraints.txt --editable ".[dev]"

@@ -38,7 +38,8 @@ page from the config dataclasses (`fastaug/*/config.py`).
 "Resume" says whether `--resume` may be given another value. A setting marked "no" decides what is
 computed: a resumed run keeps it, and another value is an error.
 
-Defaults are those of the config classes; a recipe (`--recipe`, default `shapes`) may change them.
+Defaults are those of a run on your own data without `--recipe`, and of `TrainConfig()` in Python. A
+recipe may change them; on the built-in data set the default recipe is `shapes`.
 A switch (default: off) takes no value. Two more flags: `--dali` is short for `--loader dali`, and
 `--list-recipes` lists the recipes and exits.
 """

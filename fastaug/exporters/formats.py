@@ -68,7 +68,7 @@ def check_packages(to: str) -> None:
             importlib.import_module(name)
     except ImportError as error:
         raise ConfigError(
-            f"--to {to} needs {', '.join(needed)}: pip install fastaug[export] ({error})"
+            f"--to {to} needs {', '.join(needed)}: pip install 'fastaug[export]' ({error})"
         ) from error
 
 

@@ -188,7 +188,8 @@ def check_continuable(
     """Refuse to continue a checkpoint with other settings or classes than its own."""
     if differing := TrainConfig.from_saved(state["config"]).differences(config):
         raise CheckpointError(
-            f"{name} cannot be resumed with other settings; it has {', '.join(differing)}"
+            f"{name} was trained with other settings: {', '.join(differing)}; "
+            "leave them out, or start a new run"
         )
     if list(classes) != state["classes"]:
         raise CheckpointError(

@@ -27,14 +27,14 @@ class ViewConfig(Settings):
     """Smallest and largest area of a resized crop, as a share of the image."""
     crop_sampling: Literal["dali", "tf"] = "dali"
     """Distribution of resized crops. dali: uniform area, log-uniform aspect ratio; tf: uniform
-    aspect ratio and height, at least 0.1 of the image, as in the paper's pipeline."""
+    aspect ratio and height, at least 0.1 of the image, as in DeepMind's NFNet code."""
     interpolation: Literal["bicubic", "bilinear"] = "bicubic"
-    """Filter that resizes crops to views. The paper uses bicubic."""
+    """Filter that resizes crops to views. DeepMind's NFNet code uses bicubic."""
     antialias: bool = False
     """Widen the filter when a crop is shrunk, so that every pixel of the crop counts, as in Pillow
-    (except for the outermost pixels of a view). The paper does not."""
+    (except for the outermost pixels of a view). DeepMind's NFNet code does not."""
     randaugment_policy: Literal["nfnet", "dali"] = "nfnet"
-    """nfnet: the paper's 16 operations; dali: DALI's own 14 (only in the dali loader)."""
+    """nfnet: the 16 operations of NFNet, which the paper uses; dali: DALI's own 14 (only in the dali loader)."""
     randaugment_layers: int = setting(4, at_least=1, at_most=16)
     """N, the number of operations that RandAugment applies in a row."""
     randaugment_magnitude: float = setting(5.0, at_least=0)
