@@ -119,9 +119,9 @@ class NonFiniteGuard:
         file = self._keep({"step": first.step, **kept})
         return NonFiniteError(
             f"skipped {count} consecutive steps (--max-bad-steps), starting with step "
-            f"{first.step:,}: {first.reason(self._where)}; saved that batch as {file}; fix the "
-            "images and --resume (the weights are those before that step), or start again with a "
-            "lower --lr or with --precision fp32"
+            f"{first.step:,}: {first.reason(self._where)}; saved that batch as {file}; start "
+            "again with a lower --lr or with --precision fp32, or fix the images and --resume (the "
+            "weights are those before that step)"
         )
 
 

@@ -141,7 +141,8 @@ class Trainer:
         ):
             self.console.line(line)
         if self._resumed_at is not None:
-            self.console.line(f"resumed at step {self._resumed_at:,}")
+            done = "; nothing left to train" if self.step >= self.last_step else ""
+            self.console.line(f"resumed at step {self._resumed_at:,}{done}")
 
     # --- the loop ---
 

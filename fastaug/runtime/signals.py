@@ -57,5 +57,5 @@ class StopSignals:
         name = signal.Signals(signum).name
         # Not print(): the signal may have interrupted one, and the terminal may be gone.
         with suppress(OSError):
-            message = "saving a checkpoint; press Ctrl-C again (or send a second signal) to quit immediately"
+            message = "saving a checkpoint; a second Ctrl-C or signal quits immediately"
             os.write(2, f"\n{name}: {message}\n".encode())

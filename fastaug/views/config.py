@@ -34,7 +34,8 @@ class ViewConfig(Settings):
     """Widen the filter when a crop is shrunk, so that every pixel of the crop counts, as in Pillow
     (except for the outermost pixels of a view). DeepMind's NFNet code does not."""
     randaugment_policy: Literal["nfnet", "dali"] = "nfnet"
-    """nfnet: the 16 operations of NFNet, which the paper uses; dali: DALI's own 14 (only in the dali loader)."""
+    """nfnet: the 16 operations of NFNet, which the paper uses; dali: DALI's own 14 (only in the
+    dali loader)."""
     randaugment_layers: int = setting(4, at_least=1, at_most=16)
     """N, the number of operations that RandAugment applies in a row."""
     randaugment_magnitude: float = setting(5.0, at_least=0)
