@@ -38,6 +38,8 @@ class OptimConfig(Settings):
     """Nesterov momentum."""
     weight_decay: float = setting(5e-4, at_least=0)
     """Weight decay, added to the gradient; none on biases, gains, norms and SkipInit scalars."""
+    clip_norm: float = setting(0.0, at_least=0)
+    """Clip the gradient of a step to this L2 norm; 0: off."""
     ema: float = setting(0.0, at_least=0, below=1)
     """Decay of the exponential moving average of the weights that is evaluated; 0: off."""
 

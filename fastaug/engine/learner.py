@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import clip_grad_norm_
 from torch.optim.swa_utils import AveragedModel
 
 from fastaug.config import TrainConfig
@@ -114,6 +115,8 @@ class Learner:
                 group["lr"] = rate
             self.scaler.unscale_(self.optimizer)
             skip = self._has_nonfinite_gradient()
+            if self.config.optim.clip_norm:
+                clip_grad_norm_(self.model.parameters(), self.config.optim.clip_norm)
             self._step_unless(skip)
             self.scaler.update()
             self.optimizer.zero_grad(set_to_none=True)

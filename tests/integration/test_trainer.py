@@ -112,6 +112,7 @@ def test_stopping_after_any_step_changes_nothing(
         {"model": "timm/test_vit", "dropout": 0.2, "stochastic_depth": 0.2, "size": 32},
         {"model": "resnet18", "max_steps": 6},
         {"average": "logits", "label_smoothing": 0.1, "schedule": "halving", "nesterov": True},
+        {"clip_norm": 0.1, "ema": 0.9, "nesterov": True},
     ],
     ids=lambda changes: "-".join(f"{k}={v}" for k, v in changes.items()),
 )
@@ -145,6 +146,24 @@ def test_every_update_has_the_rate_of_the_schedule(
     assert used == [[pytest.approx(rate)] * 2 for rate in expected]
     logged = [record["lr"] for record in metrics(folder) if record["kind"] == "train"]
     assert logged == pytest.approx(expected[1::2])
+
+
+@pytest.mark.parametrize(("clip", "is_clipped"), [(0.01, True), (1e6, False), (0.0, False)])
+def test_a_clipped_step_follows_the_gradient(tiny: Tiny, clip: float, is_clipped: bool) -> None:
+    """Plain SGD moves the weights by -rate * gradient, whose norm is at most clip_norm."""
+    trainer = Trainer(tiny(clip_norm=clip, momentum=0.0, weight_decay=0.0))
+    learner = trainer.learner
+    learner.start_step(0)
+    learner.backward(next(iter(trainer.loader)))
+    before = {n: p.detach().double().clone() for n, p in learner.model.named_parameters()}
+    gradient = {n: p.grad.double().clone() for n, p in learner.model.named_parameters()}
+    norm = math.sqrt(sum(float((g**2).sum()) for g in gradient.values()))
+    assert norm > 0.1
+    learner.update(0.5)
+    scale = clip / norm if is_clipped else 1.0
+    for name, parameter in learner.model.named_parameters():
+        expected = before[name] - 0.5 * scale * gradient[name]
+        torch.testing.assert_close(parameter.detach().double(), expected, rtol=1e-4, atol=1e-7)
 
 
 def test_parts_add_up_to_the_whole_step(tiny: Tiny) -> None:
