@@ -352,7 +352,7 @@ class TestErrors:
     ) -> None:
         path, _ = save()
         monkeypatch.setitem(sys.modules, "onnxscript", None)
-        assert "pip install fastaug[export]" in fail(capsys, path, "--to", "onnx")
+        assert "pip install 'fastaug[export]'" in fail(capsys, path, "--to", "onnx")
 
     def test_an_unknown_format(self, capsys: pytest.CaptureFixture) -> None:
         assert "torch-export" in fail(capsys, "best.pt", "--to", "tflite")

@@ -145,7 +145,7 @@ def test_arrays(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
         (["shapes", "--workers", "-2"], "--workers must be at least -1, got -2"),
         (["shapes", "--out", "/no/such/folder/x.json"], "--out /no/such/folder/x.json: "),
         ([""], "DATA is empty"),
-        ([], "required"),
+        ([], "no DATA given"),
     ],
 )
 def test_mistakes(args: list[str], message: str, capsys: pytest.CaptureFixture) -> None:
