@@ -35,7 +35,9 @@ class RunConsole:
         quiet: print nothing."""
         self._console = Console(highlight=False, quiet=quiet)
         self._total, self._first, self._done = total_steps, done, done
-        self._line_every = 0.0 if self._console.is_terminal or quiet else progress_every
+        # Not rich's is_terminal: notebooks and CI services set FORCE_COLOR, and write to a file.
+        is_terminal = self._console.file.isatty()
+        self._line_every = 0.0 if is_terminal or quiet else progress_every
         self._started = self._last_line = time.monotonic()
         self._progress = Progress(
             TextColumn("{task.description}"),
@@ -45,7 +47,7 @@ class RunConsole:
             TimeRemainingColumn(),
             TextColumn("{task.fields[status]}"),
             console=self._console,
-            disable=quiet or not self._console.is_terminal,
+            disable=quiet or not is_terminal,
         )
         self._training = self._progress.add_task(
             "train", total=total_steps, completed=done, status=""

@@ -26,9 +26,15 @@ def train(run: RunConsole, clock: list[float], steps: int, seconds: float) -> No
         run.advance()
 
 
+@pytest.mark.parametrize("variable", ["FORCE_COLOR", "TTY_COMPATIBLE", "FASTAUG_NONE"])
 def test_a_progress_line_every_30_seconds(
-    clock: list[float], capsys: pytest.CaptureFixture
+    clock: list[float],
+    capsys: pytest.CaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    variable: str,
 ) -> None:
+    """Also where colors are wanted in a file, as in notebooks and CI services."""
+    monkeypatch.setenv(variable, "1")
     with RunConsole(1_000, 400, progress_every=30) as run:
         run.status(VALUES, TIMING)
         train(run, clock, steps=100, seconds=1)
