@@ -82,6 +82,7 @@ def _state(path: Path) -> dict[str, Any]:
     state = torch.load(path, weights_only=True)
     state["config"] = {name: v for name, v in state["config"].items() if name not in _OWN}
     del state["launch"]  # a name of torchrun's own
+    del state["speed"]["seconds"], state["speed"]["waited"]  # as the machine's speed has it
     return state
 
 

@@ -111,7 +111,7 @@ def _image_fault(kind: str, strike: Callable[[Path, random.Random], Iterator[Non
         line = len(scene.training.log)
         with strikes(file, rng):
             time.sleep(rng.uniform(0.2, 0.6))
-        return [kind] if scene.is_said(line, str(file), "tried again") else []
+        return [kind] if scene.is_said(line, str(file), "retrying") else []
 
     return fault
 

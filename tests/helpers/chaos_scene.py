@@ -53,7 +53,7 @@ class Scene:
         line = len(training.log)
         training.start(self.run)
         if start is None:
-            complaint = "all its checkpoints are damaged"
+            complaint = "all checkpoints are damaged"
             if training.ranks > 1:  # torchrun would try again, and again
                 training.until(lambda: training.said_since(line, complaint))
                 training.kill()

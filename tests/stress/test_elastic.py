@@ -160,7 +160,10 @@ def test_another_number_of_ranks_goes_on(whole: tuple, tmp_path: Path) -> None:
 
 def test_the_command_of_the_readme(tmp_path: Path) -> None:
     command = [*TORCHRUN, "--nproc-per-node", "2", "-m", "fastaug.train", "--dali"]
-    assert "torchrun --nproc-per-node 2 -m fastaug.train --dali" in Path("README.md").read_text()
+    assert (
+        "torchrun --nproc-per-node 2 -m fastaug.train --dali"
+        in Path("docs/guide/many-gpus.md").read_text()
+    )
     done = subprocess.run(
         [*command, "--max-steps", "4", "--tta", "0", "--out", str(tmp_path / "run")],
         env=environment(tmp_path / "none"),
