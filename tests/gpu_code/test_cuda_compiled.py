@@ -12,7 +12,7 @@ import pytest
 import torch
 from covering import pairwise
 from emulated_gpu import ARCHITECTURES, SHARED_LIMIT, EmulatedKernel
-from emulator import emulator, needs_emulator
+from emulator import emulator
 from expect import raises
 from literal import AVERAGES, literal_terms
 from torch import Tensor
@@ -20,8 +20,6 @@ from torch import Tensor
 from fastaug.kernels import cuda
 from fastaug.kernels.cuda import Plan, launch_plan, shared_bytes
 from fastaug.kernels.reference import ReferenceKernel
-
-pytestmark = needs_emulator
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 # Of the gradient's norm: for half precision, what rounding to the nearest may cost.

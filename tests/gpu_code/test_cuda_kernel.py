@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 import torch
 from compiled_resources import DOCUMENT, LIMITS, ROOT, benchmark, check_resources
-from emulator import needs_emulator
 from expect import raises
 
 from fastaug.errors import KernelUnavailableError
@@ -154,7 +153,6 @@ def test_its_sources_are_files() -> None:
     assert {"cuda.py", "cuda_driver.py", "nvrtc.py"} < names
 
 
-@needs_emulator
 def test_the_driver_is_called_as_it_should_be(tmp_path: Path) -> None:
     """driver_calls.py, with a stand-in for libcuda; it says which parts are real."""
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from covering import pairwise
-from emulator import emulator, needs_emulator
+from emulator import emulator
 from literal import AVERAGES, literal_terms
 from torch import Tensor
 
@@ -223,7 +223,6 @@ def assert_right(found: tuple, expected: tuple[Tensor, Tensor, Tensor], dtype: t
 F32, F16, BF16 = DTYPES
 
 
-@needs_emulator
 @pytest.mark.parametrize(
     ("shape", "tile", "warps", "dtype", "average", "settings", "architecture"),
     [
@@ -269,7 +268,6 @@ def test_compiled_code_is_right(
     assert gpu.compiled.metadata.num_warps == warps
 
 
-@needs_emulator
 @pytest.mark.parametrize("tile", [TILE, 128])
 def test_compiled_code_with_strides(launcher: Callable[[int], Launcher], tile: int) -> None:
     gpu = launcher(80)
@@ -285,7 +283,6 @@ def test_compiled_code_with_strides(launcher: Callable[[int], Launcher], tile: i
         assert gpu.compiled.metadata.shared < 256  # no exchange to bring other vectors about
 
 
-@needs_emulator
 @pytest.mark.parametrize(("views", "classes", "tile"), [(2, 2, TILE), (3, 10, 64), (8, 100, TILE)])
 def test_compiled_code_holds_its_digits_where_views_nearly_agree(
     launcher: Callable[[int], Launcher], views: int, classes: int, tile: int
@@ -305,7 +302,6 @@ def test_compiled_code_holds_its_digits_where_views_nearly_agree(
             assert (grad - grad_exact).norm() < 3e-6 * grad_exact.norm()
 
 
-@needs_emulator
 @pytest.mark.parametrize("tile", [TILE, 16])
 @pytest.mark.parametrize("average", AVERAGES)
 def test_compiled_code_and_what_is_not_finite(
@@ -329,7 +325,6 @@ def test_compiled_code_and_what_is_not_finite(
     torch.testing.assert_close(grad[:3].double(), expected[2], rtol=0, atol=1e-6)
 
 
-@needs_emulator
 @pytest.mark.parametrize(
     ("shape", "dtype", "average"),
     [

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from emulated_gpu import ARCHITECTURES, EmulatedViews
-from emulator import emulator, needs_emulator
+from emulator import emulator
 from torch import Tensor
 
 from fastaug.views import cuda, launch
@@ -20,8 +20,6 @@ from fastaug.views.packed_plan import encode_layers, encode_views, pictures_of
 from fastaug.views.plan import ViewPlans
 from fastaug.views.randaugment import NAMES, draw_operations
 from fastaug.views.render_spec import BORDERS, INTERPOLATIONS, RenderSpec
-
-pytestmark = needs_emulator
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 SIZE = 12

@@ -1,7 +1,8 @@
-"""Runs compiled GPU code (PTX) on the CPU, where an emulator is there.
+"""The PTX emulator: runs compiled GPU code on the CPU.
 
-FASTAUG_PTX_EMULATOR names a Python file that offers Module(ptx).launch(name, grid, block, args,
-shared_bytes); .ci/run sets it. It has never been compared with a GPU.
+FASTAUG_PTX_EMULATOR may name another one, a Python file that offers Module(ptx).launch(name, grid,
+block, args, shared_bytes). The project's own is tests/tools/ptx_emu.py; it has never been compared
+with a GPU.
 """
 
 from __future__ import annotations
@@ -10,19 +11,15 @@ import importlib.util
 import os
 import sys
 from functools import cache
+from pathlib import Path
 from types import ModuleType
 
-import pytest
-
-needs_emulator = pytest.mark.skipif(
-    not os.environ.get("FASTAUG_PTX_EMULATOR"),
-    reason="FASTAUG_PTX_EMULATOR names no PTX emulator: compiled GPU code is not run",
-)
+OWN = Path(__file__).parents[1] / "tools/ptx_emu.py"
 
 
 @cache
 def emulator() -> ModuleType:
-    file = os.environ["FASTAUG_PTX_EMULATOR"]
+    file = os.environ.get("FASTAUG_PTX_EMULATOR") or OWN
     spec = importlib.util.spec_from_file_location("fastaug_ptx_emulator", file)
     assert spec is not None
     assert spec.loader is not None
