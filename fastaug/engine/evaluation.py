@@ -20,7 +20,7 @@ from fastaug.runtime.device import (
     autocast,
     avoid_broken_cpu_arithmetic,
     keep_freed_memory,
-    resolve_device,
+    use_device,
 )
 from fastaug.runtime.distributed import Group
 
@@ -131,7 +131,8 @@ def evaluate_checkpoint(
     """
     images = group.in_turn(lambda: open_split(config.data.data, "test"))
     check_classes(images, tuple(state["classes"]), name)
-    device = resolve_device(config.run.device)
+    device = use_device(config.run.device)
+    group = group.on(device)
     avoid_broken_cpu_arithmetic(device, config.run.precision)
     keep_freed_memory(device)
     model = model_from_checkpoint(state).to(device)

@@ -29,7 +29,7 @@ from fastaug.runtime.device import (
     check_compiler,
     environment,
     keep_freed_memory,
-    resolve_device,
+    use_device,
 )
 from fastaug.runtime.distributed import Agreement, Group, lost_rank
 from fastaug.runtime.signals import StopSignals, TrainingInterruptedError
@@ -47,8 +47,8 @@ class Trainer:
         self, config: TrainConfig, checkpoint: Path | None = None, group: Group | None = None
     ) -> None:
         self.config = config
-        self.group = group = group or Group()
-        self.device = resolve_device(config.run.device)
+        self.device = use_device(config.run.device)
+        self.group = group = (group or Group()).on(self.device)
         avoid_broken_cpu_arithmetic(self.device, config.run.precision)
         keep_freed_memory(self.device)
         if config.run.compile:

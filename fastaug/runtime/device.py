@@ -20,14 +20,34 @@ _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def resolve_device(name: str) -> torch.device:
-    """--device as an available torch device; under torchrun, each rank has its own GPU."""
+    """--device as an available torch device, a GPU with its number; under torchrun, each rank has
+    its own GPU."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda" and "LOCAL_RANK" in os.environ:  # set by torchrun
-        name = f"cuda:{os.environ['LOCAL_RANK']}"
+    if name == "cuda" and torch.cuda.is_available():
+        name = f"cuda:{_own_gpu()}"
     device = available_device(name, "--device")
     if device.type not in ("cpu", "cuda"):
         raise ConfigError(f"--device must be auto, cpu, cuda or cuda:N, got {name!r}")
+    return device
+
+
+def _own_gpu() -> int:
+    """Number of this rank's GPU among those that the process sees."""
+    if "LOCAL_RANK" not in os.environ:  # set by torchrun
+        return torch.cuda.current_device()
+    # A cluster may show each process only its own GPU (srun --gpus-per-task=1).
+    return 0 if torch.cuda.device_count() == 1 else int(os.environ["LOCAL_RANK"])
+
+
+def use_device(name: str) -> torch.device:
+    """resolve_device, and make a GPU the current one of this process.
+
+    Libraries take the default stream, whose handle is 0 on every GPU, as that of the current GPU.
+    """
+    device = resolve_device(name)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     return device
 
 
