@@ -127,7 +127,7 @@ def decode_only(
     shared = {"seed": config.run.seed, "images_per_batch": config.images_per_step}
     sampler = BatchSampler(images, train=True, **shared)
     engine = resolve_engine(config.view, device, report=False)
-    stages = Stages(images, config.data, config.view, engine, device=device, **shared)
+    stages = Stages(images, config.data, config.resolved_view, engine, device=device, **shared)
 
     def batches() -> Generator[Tensor]:
         keys = (key for epoch in itertools.count() for key in sampler.batches(images, epoch))
@@ -226,7 +226,7 @@ class _Views(Dataset):
     """Decodes per image: 1 or K."""
 
     def __getitem__(self, indices: np.ndarray) -> Tensor:
-        view = self.config.view
+        view = self.config.resolved_view
         mean, deviation = (torch.tensor(values) for values in NORMALIZATION[view.normalize])
         shape = (len(indices), view.views, view.size, view.size, 3)
         views = torch.empty(shape, dtype=VIEW_DTYPES[view.views_dtype])
@@ -335,7 +335,7 @@ LOADERS: dict[str, Build] = {
 def check_batch(batch: Tensor, config: TrainConfig) -> None:
     """Raise ValueError unless these are normalized views of the config that differ."""
     size, views = config.view.size, config.view.views
-    dtype = VIEW_DTYPES[config.view.views_dtype]
+    dtype = VIEW_DTYPES[config.resolved_view.views_dtype]
     shape = (config.images_per_step, views, 3, size, size)
     if tuple(batch.shape) != shape:
         raise ValueError(f"a batch has shape {tuple(batch.shape)}, expected {shape}")

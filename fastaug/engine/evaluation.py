@@ -115,7 +115,6 @@ class Evaluation:
             device=self._device,
         )
         for batch in loader:
-            batch = batch.to(self._device)
             with autocast(self._device, self._config.run.precision):
                 logits = model(batch.flat)
             logits = logits.float().unflatten(0, batch.views.shape[:2])

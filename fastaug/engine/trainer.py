@@ -176,7 +176,6 @@ class Trainer:
             if not parts:
                 self.learner.start_step(self.step)
             is_last = len(parts) + 1 == config.optim.accumulate
-            batch = batch.to(self.device)
             terms = self.learner.backward(batch, share, last=is_last)
             self.meter.add(*terms, weight=share)
             parts.append((batch, terms))

@@ -52,6 +52,7 @@ class Group:
                 )
         # With its device, NCCL does not guess it from the first tensor.
         gpus = torch.distributed.new_group(backend="nccl", device_id=device, timeout=TIMEOUT)
+        assert isinstance(gpus, ProcessGroup)  # every rank is a member
         return replace(self, gpus=gpus)
 
     @property

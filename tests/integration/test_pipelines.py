@@ -158,7 +158,9 @@ class TestViews:
             size=16,
         )
         one_run = {"num_threads": 1, "device_id": None, "prefetch_queue_depth": 1}
-        pipeline = view_pipeline(config.view, "cpu", "cpu", batch_size=len(cases), **one_run)
+        pipeline = view_pipeline(
+            config.resolved_view, "cpu", "cpu", batch_size=len(cases), **one_run
+        )
         images = [np.full((60, 47, 3), level, np.uint8) for level, _ in cases]
         for name, values in {"images": images, **plan_inputs(plans, config.view)}.items():
             pipeline.feed_input(name, values)

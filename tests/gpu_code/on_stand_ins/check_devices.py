@@ -13,7 +13,9 @@ from ranks import run_ranks, train
 from training import assert_same_weights, metrics, run
 
 from fastaug.config import TrainConfig
+from fastaug.engine.learner import Learner
 from fastaug.engine.nonfinite import NonFiniteGuard
+from fastaug.engine.trainer import Trainer
 from fastaug.errors import ConfigError
 from fastaug.runtime.device import resolve_device
 
@@ -26,6 +28,34 @@ def train_and_look(group: Any, config: TrainConfig) -> tuple[list, list, list]:
     assert train(group, config) == 0
     errors = gpu.selected(("error", "unimplemented"))
     return gpu.touched(), gpu.contexts(), errors
+
+
+def current_at_the_first_step(group: Any, config: TrainConfig) -> list[int]:
+    """The current device, which the default stream's handle means, when the trainer is built and
+    when its first batch is on the GPU."""
+    found = []
+
+    class Stopped(Exception):
+        pass
+
+    def seen(*_: Any) -> None:
+        found.append(gpu.current_device())
+        if len(found) == 2:
+            raise Stopped
+
+    open_images, Trainer._image_sets = (
+        Trainer._image_sets,
+        lambda self: (seen(), open_images(self))[1],
+    )
+    Learner.start_step = seen  # type: ignore[assignment]
+    with pytest.raises(Stopped):
+        train(group, config)
+    return found
+
+
+def test_the_gpu_of_a_run_is_current_from_the_start(tiny: Tiny) -> None:
+    (found,) = run_ranks(1, current_at_the_first_step, tiny(device="cuda:1"))
+    assert found == [1, 1]
 
 
 def test_a_run_uses_only_the_gpu_it_was_given(tiny: Tiny) -> None:
