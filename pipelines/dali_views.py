@@ -135,7 +135,10 @@ class OperatorViews:
 
 
 # DALI has no operator that makes bf16: finish() casts.
-_DTYPES = {"fp32": types.FLOAT, "fp16": types.FLOAT16, "bf16": types.FLOAT}
+_DTYPES = {
+    **dict.fromkeys(("auto", "fp32", "bf16"), types.FLOAT),
+    "fp16": types.FLOAT16,
+}
 _INTERPOLATION = {"bicubic": types.INTERP_CUBIC, "bilinear": types.INTERP_LINEAR}
 
 
