@@ -21,7 +21,6 @@ from fastaug.pipelines.decoder import Chunk
 from fastaug.pipelines.randaugment import check_families, encode, randaugment
 from fastaug.runtime.streams import SideStream
 from fastaug.runtime.trace import trace_range
-from fastaug.views.batch import VIEW_DTYPES
 from fastaug.views.config import ViewConfig
 from fastaug.views.philox import TRAIN_VIEWS
 from fastaug.views.plan import PAD, ViewPlans, draw_plans
@@ -89,7 +88,7 @@ class OperatorViews:
         shape = (len(batch.indices), config.views, config.size, config.size, 3)
         made = torch.from_dlpack(views.as_tensor()).view(shape).permute(0, 1, 4, 2, 3)
         # DALI does not make bf16.
-        return made.to(VIEW_DTYPES[config.views_dtype], copy=copy)
+        return made.to(config.dtype, copy=copy)
 
     def _from_memory(self, indices: np.ndarray) -> np.ndarray:
         """[B, H, W, 3] uint8, reflected at the edges for --crop pad."""
@@ -136,8 +135,9 @@ class OperatorViews:
 
 # DALI has no operator that makes bf16: finish() casts.
 _DTYPES = {
-    **dict.fromkeys(("auto", "fp32", "bf16"), types.FLOAT),
-    "fp16": types.FLOAT16,
+    torch.float32: types.FLOAT,
+    torch.float16: types.FLOAT16,
+    torch.bfloat16: types.FLOAT,
 }
 _INTERPOLATION = {"bicubic": types.INTERP_CUBIC, "bilinear": types.INTERP_LINEAR}
 
@@ -207,6 +207,6 @@ def normalized_views(images: DataNode, plan: dict[str, DataNode], config: ViewCo
         mirror=mirror,
         mean=list(mean),
         std=list(deviation),
-        dtype=_DTYPES[config.views_dtype],
+        dtype=_DTYPES[config.dtype],
         output_layout="HWC",
     )

@@ -7,12 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-VIEW_DTYPES = {
-    "auto": torch.float32,  # TrainConfig.resolved_view knows the precision; elsewhere it is fp32
-    "fp32": torch.float32,
-    "fp16": torch.float16,
-    "bf16": torch.bfloat16,
-}
+VIEW_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 """Dtypes by their names in --views-dtype."""
 
 

@@ -68,5 +68,5 @@ class RenderSpec:
             interpolation=config.interpolation,
             antialias=config.antialias,
             normalize=config.normalize,
-            dtype=VIEW_DTYPES[config.views_dtype],
+            dtype=config.dtype,
         )

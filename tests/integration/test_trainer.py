@@ -100,6 +100,12 @@ def test_stopping_after_any_step_changes_nothing(
     )
 
 
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_views_of_the_networks_dtype_do_not_change_the_weights(tiny: Tiny, precision: str) -> None:
+    config = tiny(precision=precision, max_steps=3)
+    assert_same_weights(run(config), run(config.replace(views_dtype="fp32"), "-fp32"))
+
+
 @pytest.mark.parametrize(
     "changes",
     [
