@@ -66,6 +66,9 @@ class CudaViews:
         # finish(), it could be reused while the kernel still reads it.
         self._in_use: deque[tuple[torch.cuda.Event, Any]] = deque()
 
+    def __reduce__(self) -> tuple[Any, tuple[torch.device]]:
+        return type(self), (self._device,)  # handles belong to their process
+
     def why_not(self) -> str | None:
         if not torch.cuda.is_available():
             return "needs an NVIDIA GPU"
