@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from importlib.metadata import entry_points
 
 import torch
@@ -134,14 +135,14 @@ def _automatic(logits: Tensor, average: Average | None) -> Kernel:
         if report.admitted:
             _log_once(logging.INFO, f"loss kernel: {kernel.name}")
             return kernel
-        _log_once(logging.WARNING, str(report))
+        _log_once(logging.WARNING, str(report), key=str(replace(report, cached=False)))
     raise KernelUnavailableError(f"no loss kernel takes {logits.dtype} logits on {logits.device}")
 
 
-def _log_once(level: int, text: str) -> None:
+def _log_once(level: int, text: str, key: str = "") -> None:
     """Log a choice once: logits of other shapes mostly lead to the same one."""
-    if text not in _logged:
-        _logged.add(text)
+    if (key or text) not in _logged:
+        _logged.add(key or text)
         log.log(level, text)
 
 

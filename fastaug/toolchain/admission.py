@@ -6,6 +6,7 @@ refusal, is cached for a device, its driver, torch's version and the content of 
 
 from __future__ import annotations
 
+import ctypes
 import json
 import logging
 import math
@@ -141,10 +142,12 @@ def device_name(device: torch.device) -> str:
 
 
 def driver_version(device: torch.device) -> str:
-    """NVIDIA's driver as the kernel module describes it, and the CUDA version that it has; empty
-    for a CPU."""
+    """The newest CUDA version that NVIDIA's driver knows, and what its kernel module says about
+    itself; empty for a CPU."""
     if device.type != "cuda":
         return ""
+    version = ctypes.c_int()
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
     file = Path("/proc/driver/nvidia/version")
-    module = file.read_text() if file.is_file() else ""  # not on Windows, nor in its Linux
-    return f"{torch._C._cuda_getDriverVersion()} {module}"  # type: ignore[attr-defined]
+    return f"{version.value} {file.read_text() if file.is_file() else ''}"  # not in WSL
