@@ -59,7 +59,9 @@ def compare(kernel: Kernel, device: torch.device) -> AdmissionReport:
 
     with torch.inference_mode(False), torch.enable_grad():  # an evaluation may be the first use
         report = compare_cases(kernel.name, device, supported())
-    return report if report.cases else replace(report, worst=f"not supported: {reasons[-1]}")
+    if report.cases:
+        return report
+    return replace(report, worst=f"not supported: {reasons[-1]}", conclusive=False)
 
 
 def check_admission(

@@ -27,7 +27,7 @@ class Kernel(Protocol):
       grad of the mean`: saves a third of the time of a small batch. Its logits may require a
       gradient; autograd must not record what it does.
     - `sources() -> Iterable[Path]`: all files that the kernel is made from. A kernel with `sources`
-      is admitted once for each device and content of these files, others once in each process.
+      is checked once for each device and content of these files, others once in each process.
     """
 
     name: str

@@ -568,6 +568,16 @@ class TestRemembered:
         self.use(Plain())
         assert checks == ["plain"] * 2
 
+    def test_one_that_supports_nothing_is_not_refused_for_good(
+        self, checks: list[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What it needs may be there in the next process."""
+        with monkeypatch.context() as patch:
+            patch.setattr(Plain, "supports", lambda *_: "needs a variable that is not set")
+            assert not fastaug.check_kernel(Plain()).admitted
+        self.use(Plain())
+        assert checks == ["plain"] * 2
+
     def test_a_check_that_fails_later_takes_the_admission_back(
         self, checks: list[str], own_cache: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -1,6 +1,6 @@
 """A kernel that faults, crashes or hangs in its admission check leaves the GPU usable.
 
-The check runs in a child process, which inherits the stand-in GPUs and, by NULLGPU_FAULT, the fault.
+The check runs in a child process, which inherits the stand-in GPUs and the fault (NULLGPU_FAULT).
 The fault is also set in this process: a comparison here would break its GPU, too.
 """
 
@@ -17,9 +17,11 @@ import pytest
 import torch
 from training import run, weights
 
+import examples.autograd_kernel
 import fastaug
 from fastaug.config import TrainConfig
 from fastaug.errors import KernelUnavailableError
+from fastaug.kernels import admission as kernels_admission
 from fastaug.kernels import registry
 from fastaug.kernels.reference import ReferenceKernel
 from fastaug.toolchain import admission, child
@@ -32,10 +34,17 @@ Fault = Callable[[str], None]
 
 @pytest.fixture(autouse=True)
 def fresh(compiled_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a process that has just started, with an empty cache."""
-    monkeypatch.setattr(registry, "_found", {})
+    """An empty cache, in a process that has checked nothing yet."""
+    monkeypatch.setattr(registry, "_KERNELS", dict(registry._KERNELS))
     monkeypatch.setattr(registry, "_logged", set())
-    monkeypatch.setattr(engine, "_reports", {})
+    restart()
+
+
+def restart() -> None:
+    """Forget what this process has checked, but not the cache."""
+    registry._found.clear()
+    kernels_admission._reports.clear()
+    engine._reports.clear()
 
 
 @pytest.fixture
@@ -95,7 +104,7 @@ def test_a_run_continues_after_the_faults_of_two_kernels(
     assert before == 2
     assert os.getpid() not in {record.pid for record in faults()}
 
-    registry._found.clear()
+    restart()
     run(config, "-again")
     assert len(faults()) == before  # both refusals are cached
     with pytest.raises(KernelUnavailableError, match="'cuda'"):
@@ -112,7 +121,7 @@ def test_views_fall_back_after_a_fault(
     assert "refused" in caplog.text
     assert_gpu_works()
     before = len(faults())
-    engine._reports.clear()
+    restart()
     assert engine.resolve_engine(config, GPU) is None
     assert len(faults()) == before > 0
 
@@ -131,10 +140,17 @@ def test_a_kernel_that_crashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_kernel_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(child, "TIME_LIMIT", 8.0)
+    monkeypatch.setattr(child, "TIME_LIMIT", 5.0)
     report = fastaug.check_kernel(write_kernel(tmp_path, "time.sleep(1000)"), GPU)
     assert not report.admitted
-    assert "8 s" in report.worst
+    assert "5 s" in report.worst
+
+
+def test_a_kernel_that_is_right(caplog: pytest.LogCaptureFixture) -> None:
+    """An object, which is pickled."""
+    report = fastaug.check_kernel(examples.autograd_kernel.kernel, GPU)
+    assert (report.admitted, report.cases) == (True, 29)
+    assert caplog.messages == []  # not compared in this process
 
 
 def test_a_kernel_that_a_child_cannot_have_is_compared_here(
