@@ -99,12 +99,17 @@ def check(
     report = _compared(compare, kernel, device, kernel if sent is None else sent)
     if file is not None:
         with suppress(OSError):
-            file.unlink(missing_ok=True)
-            if report.conclusive:
-                file.parent.mkdir(parents=True, exist_ok=True)
-                with atomic_write(file) as unfinished:
-                    unfinished.write_text(json.dumps(asdict(report)))
+            _store(report, file)
     return report
+
+
+def _store(report: AdmissionReport, file: Path) -> None:
+    if not report.conclusive:
+        file.unlink(missing_ok=True)
+        return
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_write(file) as unfinished:
+        unfinished.write_text(json.dumps(asdict(report)))
 
 
 def _compared(compare: Compare, kernel: Any, device: torch.device, sent: Any) -> AdmissionReport:

@@ -84,7 +84,7 @@ def compare_in_child(
 def _run(request: bytes, result: Path, errors: Path) -> int | None:
     """The exit code, negative for a signal; None at the time limit."""
     environment = {name: value for name, value in os.environ.items() if not _is_of_rank(name)}
-    environment["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
+    environment["PYTHONPATH"] = os.pathsep.join(str(path) or os.getcwd() for path in sys.path)
     limit = str(int(TIME_LIMIT) + 1)  # the child's own, later than the one here
     program = [sys.executable, "-P", "-m", "fastaug.toolchain.admit", str(result), limit]
     try:
