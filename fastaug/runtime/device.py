@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import logging
 import multiprocessing
 import os
@@ -120,13 +121,26 @@ def cpp_compiler() -> str | None:
     return next((path for path in found if path), None)
 
 
+def why_no_triton() -> str | None:
+    """None, or why Triton cannot run programs on a GPU. It compiles their launchers as C code."""
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed: pip install triton"
+    named = os.environ.get("CC")
+    if any(shutil.which(name) for name in ([named] if named else ["gcc", "clang"])):
+        return None
+    given = f"CC={named}" if named else "gcc or clang"
+    return f"Triton needs a C compiler, and there is no {given}: install one, or set CC"
+
+
 def check_compiler(device: torch.device) -> None:
-    """Raise if torch.compile would not find a C++ compiler: its own error has fifty lines."""
+    """Raise if torch.compile would not find its compilers: its own error has fifty lines."""
     if device.type == "cpu" and cpp_compiler() is None:
         raise ConfigError(
             "--compile on a CPU needs a C++ compiler, and neither g++ nor clang++ was found; "
             "install one, set CXX, or omit --compile"
         )
+    if device.type == "cuda" and (reason := why_no_triton()):
+        raise ConfigError(f"--compile on a GPU: {reason}; or omit --compile")
 
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:

@@ -66,6 +66,9 @@ class CudaViews:
     def stream(self) -> torch.cuda.Stream:
         return self._side.stream
 
+    def __reduce__(self) -> tuple[Any, tuple[torch.device]]:
+        return type(self), (self._device,)  # handles belong to their process
+
     def why_not(self) -> str | None:
         if not torch.cuda.is_available():
             return "needs an NVIDIA GPU"

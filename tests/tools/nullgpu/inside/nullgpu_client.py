@@ -202,6 +202,11 @@ def clear_error() -> None:
     library().nullgpu_set_error(0)
 
 
+def hang() -> None:
+    """From now on, every call that waits for a GPU waits for ever."""
+    library().nullgpu_hang()
+
+
 # --- the log
 
 
