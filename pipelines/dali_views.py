@@ -21,6 +21,7 @@ from fastaug.pipelines.decoder import Chunk
 from fastaug.pipelines.randaugment import check_families, encode, randaugment
 from fastaug.runtime.streams import SideStream
 from fastaug.runtime.trace import trace_range
+from fastaug.views.batch import view_dtype
 from fastaug.views.config import ViewConfig
 from fastaug.views.philox import TRAIN_VIEWS
 from fastaug.views.plan import PAD, ViewPlans, draw_plans
@@ -88,7 +89,7 @@ class OperatorViews:
         shape = (len(batch.indices), config.views, config.size, config.size, 3)
         made = torch.from_dlpack(views.as_tensor()).view(shape).permute(0, 1, 4, 2, 3)
         # DALI does not make bf16.
-        return made.to(config.dtype, copy=copy)
+        return made.to(view_dtype(config.views_dtype), copy=copy)
 
     def _from_memory(self, indices: np.ndarray) -> np.ndarray:
         """[B, H, W, 3] uint8, reflected at the edges for --crop pad."""
@@ -207,6 +208,6 @@ def normalized_views(images: DataNode, plan: dict[str, DataNode], config: ViewCo
         mirror=mirror,
         mean=list(mean),
         std=list(deviation),
-        dtype=_DTYPES[config.dtype],
+        dtype=_DTYPES[view_dtype(config.views_dtype)],
         output_layout="HWC",
     )

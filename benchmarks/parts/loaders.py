@@ -39,6 +39,7 @@ from fastaug.data.sampler import BatchSampler
 from fastaug.engine.loaders import build_loader, scan_configured
 from fastaug.errors import ConfigError, KernelUnavailableError
 from fastaug.runtime.cores import worker_count
+from fastaug.views.batch import view_dtype
 from fastaug.views.config import ViewConfig
 from fastaug.views.engine import fused_engine, resolve_engine
 from fastaug.views.plan import PAD
@@ -228,7 +229,7 @@ class _Views(Dataset):
         view = self.config.resolved_view
         mean, deviation = (torch.tensor(values) for values in NORMALIZATION[view.normalize])
         shape = (len(indices), view.views, view.size, view.size, 3)
-        views = torch.empty(shape, dtype=view.dtype)
+        views = torch.empty(shape, dtype=view_dtype(view.views_dtype))
         for own, index in zip(views, map(int, indices), strict=True):
             for number, slot in enumerate(own):
                 if number < self.decodes:
@@ -334,7 +335,7 @@ LOADERS: dict[str, Build] = {
 def check_batch(batch: Tensor, config: TrainConfig) -> None:
     """Raise ValueError unless these are normalized views of the config that differ."""
     size, views = config.view.size, config.view.views
-    dtype = config.resolved_view.dtype
+    dtype = view_dtype(config.resolved_view.views_dtype)
     shape = (config.images_per_step, views, 3, size, size)
     if tuple(batch.shape) != shape:
         raise ValueError(f"a batch has shape {tuple(batch.shape)}, expected {shape}")

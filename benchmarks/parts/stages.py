@@ -21,7 +21,7 @@ from fastaug.engine.loaders import build_loader
 from fastaug.engine.metrics import Meter
 from fastaug.kernels.objective import objective
 from fastaug.runtime.device import autocast
-from fastaug.views.batch import ViewBatch
+from fastaug.views.batch import ViewBatch, view_dtype
 from parts.loaders import repeated
 from parts.timing import Stream, check_memory
 
@@ -117,7 +117,9 @@ class Stages:
         config = self._config
         images = config.optim.batch_size // views
         shape = (images, views, config.view.size, config.view.size, 3)
-        drawn = torch.randn(shape, device=self._device).to(config.resolved_view.dtype)
+        drawn = torch.randn(shape, device=self._device).to(
+            view_dtype(config.resolved_view.views_dtype)
+        )
         labels = torch.arange(images, device=self._device) % self._classes
         return ViewBatch(drawn.permute(0, 1, 4, 2, 3), labels, torch.arange(images))
 

@@ -32,7 +32,7 @@ from fastaug.data.sampler import BatchKey
 from fastaug.errors import DataError, first_line
 from fastaug.runtime.cores import worker_count
 from fastaug.runtime.trace import start_worker_tracing, trace_range, worker_trace_file
-from fastaug.views.batch import ViewBatch
+from fastaug.views.batch import ViewBatch, view_dtype
 from fastaug.views.config import ViewConfig
 from fastaug.views.plan import draw_plans
 from fastaug.views.reference import reference_views
@@ -131,7 +131,7 @@ class _ViewDataset(Dataset):
     def _views(self, key: BatchKey, images: list[np.ndarray]) -> ViewBatch | DataError:
         config = self._config
         shape = (len(key.indices), config.views, config.size, config.size, 3)
-        views = torch.empty(shape, dtype=config.dtype)
+        views = torch.empty(shape, dtype=view_dtype(config.views_dtype))
         sizes = np.array([image.shape[:2] for image in images])
         try:
             plans = draw_plans(config, self._seed, key.epoch, key.purpose, key.indices, sizes)

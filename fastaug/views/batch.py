@@ -11,6 +11,11 @@ VIEW_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloa
 """Dtypes by their names in --views-dtype."""
 
 
+def view_dtype(name: str) -> torch.dtype:
+    """The dtype of --views-dtype; fp32 for auto, which TrainConfig.resolved_view replaces."""
+    return VIEW_DTYPES.get(name, torch.float32)
+
+
 @dataclass(frozen=True)
 class ViewBatch:
     """views: [B, K, 3, H, W] float; labels: [B] int64; indices: [B] int64 (in the data set).

@@ -6,11 +6,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
-
 from fastaug.errors import ConfigError
 from fastaug.settings import Settings, setting
-from fastaug.views.batch import VIEW_DTYPES
 
 
 @dataclass(frozen=True)
@@ -62,11 +59,6 @@ class ViewConfig(Settings):
                 "--views-engine fused cannot make --randaugment-policy dali: use "
                 "--views-engine dali or auto, or --randaugment-policy nfnet"
             )
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of the views; fp32 for auto, which TrainConfig.resolved_view replaces."""
-        return VIEW_DTYPES.get(self.views_dtype, torch.float32)
 
     @property
     def uses_dali_policy(self) -> bool:

@@ -105,6 +105,7 @@ class TestFusedViews:
         # Only the current stream waits, for each batch.
         assert {r.stream for r in waits} == {0}
         assert 0 < len(waits) <= count
+        assert gpu.selected("memcpy", name="pageable", between=("pass", "/pass")) == []
         kernels = gpu.selected("kernel", name="views_", between=("pass", "/pass"))
         assert {r.device for r in kernels} == {1}
         assert 0 not in {r.stream for r in kernels}
