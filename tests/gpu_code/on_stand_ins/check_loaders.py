@@ -14,9 +14,10 @@ from training import run
 
 import fastaug
 from fastaug.config import TrainConfig
+from fastaug.data.sources import open_split
 from fastaug.engine.evaluation import Evaluation
 from fastaug.engine.learner import Learner
-from fastaug.engine.loaders import build_evaluation_loader
+from fastaug.engine.loaders import build_evaluation_loader, scan_configured
 from fastaug.errors import ConfigError
 from fastaug.views.batch import ViewBatch
 
@@ -163,7 +164,6 @@ class TestDecoder:
 
 def test_a_step_waits_once_for_the_step_before(tiny: Tiny) -> None:
     gpu.mark_calls(Learner, "start_step")
-    gpu.mark_calls(Evaluation, "measure")
     config = tiny(epochs=4, kernel="reference", device=str(DEVICE), log_every=100, tta=0)
     run(config)
     records = gpu.records()
@@ -173,6 +173,19 @@ def test_a_step_waits_once_for_the_step_before(tiny: Tiny) -> None:
         assert [r.kind for r in gpu.syncs(of=step)] == ["sync_event"]
         pageable = gpu.selected("memcpy", name="pageable", of=step)
         assert pageable == []
-    evaluation = gpu.syncs(between=("Evaluation.measure", "/Evaluation.measure"))
-    # One at the end of each of two passes, none for its batches.
-    assert len(evaluation) <= 2 * 5
+
+
+def test_an_evaluation_waits_once_for_all_its_batches(tiny: Tiny) -> None:
+    config = tiny(kernel="reference", device=str(DEVICE))
+    images = scan_configured(config.data, open_split(config.data.data, "test"))
+    evaluation = Evaluation(images, config, DEVICE, batch_size=4)
+    model = fastaug.build_model("wrn-10-1", num_classes=3).to(DEVICE)
+    evaluation.measure(model, views=2)  # builds the loaders
+    gpu.mark("measure")
+    evaluation.measure(model, views=2)
+    gpu.mark("/measure")
+    within = ("measure", "/measure")
+    assert gpu.count("op", name="aten::convolution", between=within) > 10
+    # The sums of the two passes: over central crops, and over views.
+    assert [r.kind for r in gpu.syncs(between=within)] == ["sync_stream"] * 2
+    assert gpu.selected("memcpy", name="H2D pageable", between=within) == []
