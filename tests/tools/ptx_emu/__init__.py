@@ -21,7 +21,8 @@ Checks. OutOfBounds and Misaligned name the thread, the PTX line and the instruc
 shared memory within a barrier interval raise RaceError (race="record" collects them in
 statistics["races"], None switches the check off; race_mode="strict" also flags accesses that do not
 change the value). Unordered accesses to global memory by different threads are only recorded, in
-statistics["global_races"]. Shared memory and registers start as 0xFF (NaN), not zero.
+statistics["global_races"]. Shared memory and registers start as 0xFF (NaN), not zero; with
+uninitialized="raise", reading shared memory that no thread has written is an UninitializedRead.
 
 Statistics. inst_thread and inst_warp (by opcode), by_class, global (bytes_read and bytes_written as
 requested, unique_read and unique_written, 32-byte sectors per request of a warp), params (unique
@@ -42,6 +43,7 @@ from .errors import (
     RaceError,
     StepLimit,
     Trap,
+    UninitializedRead,
     UnknownInstruction,
 )
 from .launch import Launch
@@ -66,6 +68,7 @@ __all__ = [
     "Stats",
     "StepLimit",
     "Trap",
+    "UninitializedRead",
     "UnknownInstruction",
     "slot_base",
 ]

@@ -4,23 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from .buffers import (
-    Buffer,
-    Ptr,
-    _as_bytes,
-    _is_array,
-)
-from .errors import (
-    PTXError,
-)
-from .types import (
-    f16,
-    f32,
-    f64,
-    npdt,
-    slot_base,
-    u8,
-)
+from .buffers import Buffer, Ptr, _as_bytes, _is_array
+from .errors import PTXError
+from .types import f16, f32, f64, npdt, slot_base, u8
 
 
 class Arguments:

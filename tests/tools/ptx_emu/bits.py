@@ -4,23 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from .errors import (
-    UnknownInstruction,
-)
-from .integers import (
-    bitlen,
-    lowmask,
-    popc,
-    shl64,
-    shr64,
-)
-from .types import (
-    SIZE,
-    UDT,
-    npdt,
-    u32,
-    u64,
-)
+from .errors import UnknownInstruction
+from .integers import bitlen, lowmask, popc, shl64, shr64
+from .types import SIZE, UDT, npdt, u32, u64
 
 
 class Bits:

@@ -4,14 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from .errors import (
-    PTXError,
-)
-from .types import (
-    UDT,
-    u8,
-    u64,
-)
+from .errors import PTXError
+from .types import UDT, u8, u64
 
 
 class Ptr:

@@ -4,20 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from .floats import (
-    ftz,
-)
-from .types import (
-    FLOATS,
-    SIZE,
-    X2,
-    f16,
-    f32,
-    i16,
-    i32,
-    u16,
-    u32,
-)
+from .floats import ftz
+from .types import FLOATS, SIZE, X2, f16, f32, i16, i32, u16, u32
 
 
 class Comparisons:

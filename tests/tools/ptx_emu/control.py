@@ -4,18 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from .errors import (
-    ParseError,
-    Trap,
-)
-from .syntax import (
-    K_BRA,
-    K_BRX,
-    K_EXIT,
-)
-from .types import (
-    u64,
-)
+from .errors import ParseError, Trap
+from .syntax import K_BRA, K_BRX, K_EXIT
+from .types import u64
 
 
 class ControlFlow:
@@ -50,10 +41,9 @@ class ControlFlow:
         return fn
 
     def c_call_extern(self, ins):
-        name, ret, _args = ins.aux
+        name, _, _ = ins.aux
         ins.aux = None
         if name == "vprintf":
-            self.mem(("m", ret[0], 0)) if ret else None
             return lambda x, m: None
 
         def fn(x, m):

@@ -1,36 +1,17 @@
-"""cvt: conversions between types."""
+"""Conversions between types (cvt)."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from .errors import (
-    UnknownInstruction,
-)
-from .floats import (
-    fp8_decode,
-    fp8_encode,
-    ftz,
-    narrow,
-    narrow_ld,
-)
-from .types import (
-    FLOATS,
-    MAXF,
-    SIZE,
-    X2,
-    f32,
-    f64,
-    npdt,
-    u16,
-    u32,
-)
+from .errors import UnknownInstruction
+from .floats import fp8_decode, fp8_encode, ftz, narrow, narrow_ld
+from .types import FLOATS, MAXF, SIZE, X2, f32, f64, npdt, u16, u32
 
 
 class Conversions:
-    """Cvt: conversions between types."""
+    """Conversions between types (cvt)."""
 
-    # conversion
     def c_cvt(self, ins):
         P = ins.parts
         ty = [p for p in P[1:] if p in SIZE or p in ("e4m3", "e5m2")]

@@ -31,6 +31,10 @@ class RaceError(PTXError):
     pass
 
 
+class UninitializedRead(PTXError):
+    pass
+
+
 class StepLimit(PTXError):
     pass
 

@@ -4,24 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from .errors import (
-    StepLimit,
-)
-from .syntax import (
-    K_BAR,
-    K_BRA,
-    K_BRX,
-    K_EXIT,
-    K_RUN,
-    K_WARP,
-)
-from .types import (
-    BIG,
-)
-from .warps import (
-    DONE,
-    RUN,
-)
+from .errors import StepLimit
+from .syntax import K_BAR, K_BRA, K_BRX, K_EXIT, K_RUN, K_WARP
+from .types import BIG
+from .warps import DONE, RUN
 
 
 class Execution:

@@ -4,28 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from .errors import (
-    UnknownInstruction,
-)
-from .floats import (
-    add_odd,
-    dir_adjust,
-    fma64,
-    ftz,
-    narrow,
-    two_prod,
-    two_sum,
-)
-from .types import (
-    FLOATS,
-    SIZE,
-    TINY,
-    UDT,
-    X2,
-    f32,
-    f64,
-    u32,
-)
+from .errors import UnknownInstruction
+from .floats import add_odd, dir_adjust, fma64, ftz, narrow, two_prod, two_sum
+from .types import FLOATS, SIZE, TINY, UDT, X2, f32, f64, u32
 
 
 class FloatArithmetic:
@@ -264,11 +245,14 @@ class FloatArithmetic:
                     )
             else:
                 r = u / v
+                if t == "f64":
+                    r = dir_adjust(r, fma64(-r, v, u) * np.sign(v), mode)
             put(x, m, post(r) if post else r)
 
         return fn
 
-    def _unary(self, ins, f, ulp, floor=0.0):
+    def _unary(self, ins, f, ulp, floor=0.0, error=None):
+        """error: has the sign of the exact value minus the nearest double, to round as asked."""
         P = ins.parts
         t = P[-1]
         d, a = ins.ops
@@ -287,6 +271,8 @@ class FloatArithmetic:
             r = f(u.astype(f64))
             if bt == "f32":
                 r = x.ap(r, ulp, floor) if approx else narrow(r, f32, mode or "rn")
+            elif error and not approx:
+                r = dir_adjust(r, error(r, u), mode)
             put(x, m, post(r) if post else r)
 
         return fn
@@ -298,7 +284,9 @@ class FloatArithmetic:
             and "approx" not in ins.parts
         ):
             return self._exact(ins, lambda u: f32(1) / u)
-        return self._unary(ins, lambda v: 1.0 / v, 1.0)
+        return self._unary(
+            ins, lambda v: 1.0 / v, 1.0, error=lambda r, v: fma64(-r, v, 1.0) * np.sign(v)
+        )
 
     def c_sqrt(self, ins):
         if (
@@ -307,7 +295,7 @@ class FloatArithmetic:
             and "approx" not in ins.parts
         ):
             return self._exact(ins, np.sqrt)
-        return self._unary(ins, np.sqrt, 1.0)
+        return self._unary(ins, np.sqrt, 1.0, error=lambda r, v: fma64(-r, r, v))
 
     def _exact(self, ins, f):
         ga, put = self.fsrc(ins.ops[1], "f32"), self.fdst(ins.ops[0], "f32")

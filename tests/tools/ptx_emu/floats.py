@@ -4,19 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from .errors import (
-    UnknownInstruction,
-)
-from .types import (
-    TINY,
-    f32,
-    f64,
-    i32,
-    i64,
-    u8,
-    u16,
-    u32,
-)
+from .errors import UnknownInstruction
+from .types import TINY, f32, f64, i32, i64, u8, u16, u32
 
 
 def two_sum(a, b):

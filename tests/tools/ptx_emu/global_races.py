@@ -5,15 +5,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from .errors import (
-    RaceError,
-)
-from .types import (
-    UDT,
-    i32,
-    i64,
-    u64,
-)
+from .errors import RaceError
+from .types import UDT, i32, i64, u64
 
 
 class GlobalRaces:

@@ -4,20 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from .integers import (
-    idivrem,
-    mulhi,
-)
-from .types import (
-    FLOATS,
-    SIZE,
-    UDT,
-    i8,
-    i32,
-    i64,
-    npdt,
-    u8,
-)
+from .integers import idivrem, mulhi
+from .types import FLOATS, SIZE, UDT, i8, i32, i64, npdt, u8
 
 
 class IntegerArithmetic:

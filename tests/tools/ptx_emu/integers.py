@@ -4,23 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from .floats import (
-    bf2f,
-    f2bf,
-)
-from .types import (
-    SDT,
-    SIZE,
-    UDT,
-    X2,
-    f16,
-    f32,
-    npdt,
-    u8,
-    u16,
-    u32,
-    u64,
-)
+from .floats import bf2f, f2bf
+from .types import SDT, SIZE, UDT, X2, f16, f32, npdt, u8, u16, u32, u64
 
 
 def mulhi(a, b, t):

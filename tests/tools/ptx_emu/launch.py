@@ -6,46 +6,17 @@ import time
 
 import numpy as np
 
-from .arguments import (
-    Arguments,
-)
-from .buffers import (
-    Buffer,
-)
-from .errors import (
-    PTXError,
-)
-from .execution import (
-    Execution,
-)
-from .global_races import (
-    GlobalRaces,
-)
-from .memory_access import (
-    MemoryAccess,
-)
-from .shared_races import (
-    SharedRaces,
-)
-from .special_registers import (
-    SpecialRegisters,
-)
-from .stats import (
-    Stats,
-    op_class,
-)
-from .types import (
-    UDT,
-    i8,
-    i32,
-    i64,
-    u8,
-)
-from .warps import (
-    DONE,
-    RUN,
-    Warps,
-)
+from .arguments import Arguments
+from .buffers import Buffer
+from .errors import PTXError
+from .execution import Execution
+from .global_races import GlobalRaces
+from .memory_access import MemoryAccess
+from .shared_races import SharedRaces
+from .special_registers import SpecialRegisters
+from .stats import Stats, op_class
+from .types import UDT, i8, i32, i64, u8
+from .warps import DONE, RUN, Warps
 
 
 class Launch(
@@ -80,13 +51,15 @@ class Launch(
         trace=None,
         cp_async="deferred",
         race_global="record",
+        uninitialized="count",
     ):
         """race: "raise", "record" or None. race_mode: "value" (only when the values differ) or
         "strict". approx_ulp: 0 rounds approximate functions exactly, k adds a random relative error
         of k times the documented ulps. schedule: "lockstep" (all warps together, lowest program
         counter first) or "warp" (one random warp at a time, to expose races). atom_order: "lane" or
         "random". bank: count shared-memory wavefronts. trace: a file that gets each executed
-        instruction."""
+        instruction. uninitialized: reads of shared memory that no thread has written, "count" or
+        "raise"."""
 
         def tup(v):
             return tuple(int(k) for k in (v if hasattr(v, "__len__") else (v,))) + (1,) * (
@@ -125,6 +98,7 @@ class Launch(
             raise PTXError(f"shared memory {self.smem_size} B exceeds the limit {shared_limit}")
         self.cp_sync = cp_async == "sync"
         self.race_global = race_global
+        self.uninitialized = uninitialized
         self.max_lanes = max_lanes
         self.bufs = dict(mod.mbufs)
         for b in self.bufs.values():

@@ -6,27 +6,14 @@ import re
 
 import numpy as np
 
-from .errors import (
-    UnknownInstruction,
-)
-from .floats import (
-    bf2f,
-)
-from .syntax import (
-    K_WARP,
-)
-from .types import (
-    SIZE,
-    f16,
-    f32,
-    f64,
-    u16,
-    u32,
-)
+from .errors import UnknownInstruction
+from .floats import bf2f
+from .syntax import K_WARP
+from .types import SIZE, f16, f32, f64, u16, u32
 
 
 class MatrixInstructions:
-    """Ldmatrix, stmatrix and mma."""
+    """Matrix instructions: ldmatrix, stmatrix and mma."""
 
     # tensor-core mma and ldmatrix (fragments of the PTX ISA, f16/bf16/tf32 inputs)
     def c_ldmatrix(self, ins):

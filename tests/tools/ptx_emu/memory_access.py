@@ -4,21 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from .errors import (
-    Misaligned,
-    OutOfBounds,
-)
-from .types import (
-    LO_SLOT,
-    PA_SLOT,
-    SH_SLOT,
-    SLOT,
-    UDT,
-    WIN,
-    i32,
-    i64,
-    u64,
-)
+from .errors import Misaligned, OutOfBounds
+from .types import LO_SLOT, PA_SLOT, SH_SLOT, SLOT, UDT, WIN, i32, i64, u64
 
 STRONG = {
     "volatile",

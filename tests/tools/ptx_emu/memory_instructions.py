@@ -4,22 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from .errors import (
-    ParseError,
-    UnknownInstruction,
-)
-from .integers import (
-    atomic_fn,
-)
-from .types import (
-    SIZE,
-    UDT,
-    X2,
-    npdt,
-    u8,
-    u32,
-    u64,
-)
+from .errors import ParseError, UnknownInstruction
+from .integers import atomic_fn
+from .types import SIZE, UDT, X2, npdt, u8, u32, u64
 
 
 class MemoryInstructions:

@@ -6,38 +6,12 @@ import re
 
 import numpy as np
 
-from .buffers import (
-    Buffer,
-)
-from .errors import (
-    ParseError,
-    PTXError,
-)
-from .launch import (
-    Launch,
-)
-from .program import (
-    Program,
-)
-from .syntax import (
-    RE_DF,
-    RE_HD,
-    RE_HF,
-    RE_INT,
-    Func,
-    Scope,
-    Var,
-    match_brace,
-    parse_int,
-    split_top,
-)
-from .types import (
-    SIZE,
-    SLOT,
-    npdt,
-    slot_base,
-    u8,
-)
+from .buffers import Buffer
+from .errors import ParseError, PTXError
+from .launch import Launch
+from .program import Program
+from .syntax import RE_DF, RE_HD, RE_HF, RE_INT, Func, Scope, Var, match_brace, parse_int, split_top
+from .types import SIZE, SLOT, npdt, slot_base, u8
 
 
 class Module:

@@ -4,20 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from .errors import (
-    UnknownInstruction,
-)
-from .types import (
-    LO_SLOT,
-    PA_SLOT,
-    SH_SLOT,
-    SIZE,
-    SLOT,
-    UDT,
-    WIN,
-    npdt,
-    u64,
-)
+from .errors import UnknownInstruction
+from .types import LO_SLOT, PA_SLOT, SH_SLOT, SIZE, SLOT, UDT, WIN, npdt, u64
 
 
 class Moves:

@@ -4,28 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from .errors import (
-    ParseError,
-)
-from .floats import (
-    bf2f,
-    f2bf,
-    narrow,
-)
-from .types import (
-    SDT,
-    SIZE,
-    UDT,
-    WIN,
-    X2,
-    f16,
-    f32,
-    f64,
-    npdt,
-    u16,
-    u32,
-    u64,
-)
+from .errors import ParseError
+from .floats import bf2f, f2bf, narrow
+from .types import SDT, SIZE, UDT, WIN, X2, f16, f32, f64, npdt, u16, u32, u64
 
 
 class Operands:

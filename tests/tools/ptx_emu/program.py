@@ -6,43 +6,18 @@ import re
 
 import numpy as np
 
-from .bits import (
-    Bits,
-)
-from .buffers import (
-    Buffer,
-)
-from .comparisons import (
-    Comparisons,
-)
-from .control import (
-    ControlFlow,
-)
-from .conversions import (
-    Conversions,
-)
-from .errors import (
-    ParseError,
-    UnknownInstruction,
-)
-from .float_arithmetic import (
-    FloatArithmetic,
-)
-from .integer_arithmetic import (
-    IntegerArithmetic,
-)
-from .matrix_instructions import (
-    MatrixInstructions,
-)
-from .memory_instructions import (
-    MemoryInstructions,
-)
-from .moves import (
-    Moves,
-)
-from .operands import (
-    Operands,
-)
+from .bits import Bits
+from .buffers import Buffer
+from .comparisons import Comparisons
+from .control import ControlFlow
+from .conversions import Conversions
+from .errors import ParseError, UnknownInstruction
+from .float_arithmetic import FloatArithmetic
+from .integer_arithmetic import IntegerArithmetic
+from .matrix_instructions import MatrixInstructions
+from .memory_instructions import MemoryInstructions
+from .moves import Moves
+from .operands import Operands
 from .syntax import (
     K_RUN,
     RE_DF,
@@ -59,14 +34,8 @@ from .syntax import (
     parse_int,
     split_top,
 )
-from .types import (
-    SIZE,
-    slot_base,
-    u8,
-)
-from .warp_instructions import (
-    WarpInstructions,
-)
+from .types import SIZE, slot_base, u8
+from .warp_instructions import WarpInstructions
 
 
 class Program(

@@ -4,14 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from .errors import (
-    RaceError,
-)
-from .types import (
-    UDT,
-    i32,
-    u64,
-)
+from .errors import RaceError, UninitializedRead
+from .types import UDT, i32, u64
 
 
 class SharedRaces:
@@ -39,6 +33,15 @@ class SharedRaces:
             if len(self.races) < 100:
                 self.races.append(msg)
 
+    def _uninitialized(self, lanes, ins):
+        """Lanes that read shared memory which no thread has written: one entry for each granule."""
+        self.s["uninit_reads"] += len(lanes)
+        if self.uninitialized == "raise":
+            raise UninitializedRead(
+                f"read of shared memory that no thread has written, by {self.who(int(lanes[0]))} "
+                f"at {ins!r}"
+            )
+
     def _sh_read(self, lanes, off, size, ins):
         if not self.race:
             return
@@ -46,7 +49,7 @@ class SharedRaces:
         t = np.repeat(lanes, k).astype(i32)
         un = ~self.sh_init[cell * self.gr]
         if un.any():
-            self.s["uninit_reads"] += int(np.count_nonzero(un))
+            self._uninitialized(np.repeat(lanes, k)[un], ins)
         if self.cpq and self.pend[cell].any():
             j = np.flatnonzero(self.pend[cell])
             self._report(
@@ -153,7 +156,7 @@ class SharedRaces:
     def _sh_atomic(self, lanes, off, n, ins):
         un = ~self.sh_init[off.astype(np.int64)]
         if un.any():
-            self.s["uninit_reads"] += int(np.count_nonzero(un))
+            self._uninitialized(lanes[un], ins)
         self.sh_init.view(UDT[n])[(off // u64(n)).astype(np.int64)] = {
             1: 1,
             2: 0x0101,

@@ -6,12 +6,8 @@ import re
 
 import numpy as np
 
-from .errors import (
-    UnknownInstruction,
-)
-from .types import (
-    f32,
-)
+from .errors import UnknownInstruction
+from .types import f32
 
 
 class SpecialRegisters:

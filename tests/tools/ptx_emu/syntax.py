@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import re
 
-from .errors import (
-    ParseError,
-)
-from .types import (
-    SIZE,
-)
+from .errors import ParseError
+from .types import SIZE
 
 
 class Reg:

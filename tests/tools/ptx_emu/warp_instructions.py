@@ -4,21 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from .errors import (
-    UnknownInstruction,
-)
-from .integers import (
-    bits32,
-)
-from .syntax import (
-    K_BAR,
-    K_WARP,
-)
-from .types import (
-    f32,
-    i64,
-    u32,
-)
+from .errors import UnknownInstruction
+from .integers import bits32
+from .syntax import K_BAR, K_WARP
+from .types import f32, i64, u32
 
 
 class WarpInstructions:

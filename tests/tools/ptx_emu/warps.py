@@ -4,19 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from .errors import (
-    BarrierError,
-)
-from .integers import (
-    bits32,
-)
-from .syntax import (
-    K_WARP,
-)
-from .types import (
-    i32,
-    u32,
-)
+from .errors import BarrierError
+from .integers import bits32
+from .syntax import K_WARP
+from .types import i32, u32
 
 RUN, BARW, WARPW, DONE = 0, 1, 2, 3
 
@@ -66,11 +57,13 @@ class Warps:
         return G.reshape(-1, 32), (lambda r: r), (lambda v: np.repeat(one(v), 32, axis=0))
 
     def _warp_ready(self, ins, pm, cur):
+        mm = np.asarray(ins.aux(self))
         if pm is None:
-            return True
+            if (mm == u32(0xFFFFFFFF)).all():
+                return True
+            pm = np.ones(self.T, bool)
         act = pm.reshape(-1, 32)
         live = (self.state != DONE).reshape(-1, 32)
-        mm = np.asarray(ins.aux(self))
         if mm.ndim == 0:
             need = ((int(mm) >> np.arange(32)) & 1).astype(bool)[None, :] & act.any(1)[:, None]
             if (act & ~((int(mm) >> np.arange(32)) & 1).astype(bool)[None, :]).any():
@@ -100,8 +93,6 @@ class Warps:
         live = (self.state != DONE).reshape(-1, 32)
         mm = np.broadcast_to(np.asarray(ins.aux(self)), T).reshape(-1, 32)
         q = np.where(act, mm, u32(0))
-        orm = np.bitwise_or.reduce(q, axis=1)
-        ((orm[:, None] >> np.arange(32, dtype=u32)[None, :]) & u32(1)).astype(bool)
         # a lane may go when all live lanes named by its own mask are candidates
         missing = live & ~act
         miss = bits32(missing)
