@@ -38,7 +38,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         view, loader, precision = self.view, self.data.loader, self.run.precision
-        if view.views_dtype != "fp32" and precision == "fp32":
+        if view.views_dtype != "fp32" and precision in ("fp32", "tf32"):
             raise ConfigError(
                 f"--views-dtype {view.views_dtype} needs --precision fp16 or bf16, got {precision}"
             )

@@ -24,6 +24,7 @@ from fastaug.runs.checkpoint import check_continuable, load_checkpoint
 from fastaug.runs.console import RunConsole, announcement
 from fastaug.runs.folder import RunFolder
 from fastaug.runs.picture import draw_views
+from fastaug.runtime.arithmetic import arithmetic_in_force, set_arithmetic
 from fastaug.runtime.device import (
     avoid_broken_cpu_arithmetic,
     check_compiler,
@@ -49,6 +50,9 @@ class Trainer:
         self.config = config
         self.group = group = group or Group()
         self.device = resolve_device(config.run.device)
+        set_arithmetic(
+            self.device, config.run.precision, deterministic=config.run.deterministic
+        )
         avoid_broken_cpu_arithmetic(self.device, config.run.precision)
         keep_freed_memory(self.device)
         if config.run.compile:
@@ -85,8 +89,6 @@ class Trainer:
         self._boundary = self._state_between_steps()
         self._is_updating = False
         """True while the weights are between those of two steps."""
-        if self.device.type == "cuda":
-            torch.backends.cudnn.benchmark = True
         self._resumed_at = None if checkpoint is None else self.step
         self.console = RunConsole(
             self.last_step,
@@ -291,6 +293,7 @@ class Trainer:
         if not self.folder.has_best:
             self.folder.save(self.state_dict(), best=True)
         timing = self.speed.whole_run()
+        used = arithmetic_in_force(self.device, self.config.run.precision)
         self.folder.write("final", self.step, measures, timing)
         summary = {
             "finished": self.step == self.total_steps,
@@ -306,7 +309,8 @@ class Trainer:
             else (*held_out, measures)[0]["top1"],
             "parameters": sum(parameter.numel() for parameter in self.learner.model.parameters()),
             "timing": timing,
-            "environment": environment(self.device) | {"ranks": str(self.group.ranks)},
+            "environment": environment(self.device)
+            | {"ranks": str(self.group.ranks), "precision": used},
         }
         self.folder.write_summary(summary)
         self.console.summary(self.config, summary, metric_rows)

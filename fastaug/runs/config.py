@@ -20,10 +20,14 @@ class RunConfig(Settings):
     """Seed of the initial weights, the image order, the views and dropout."""
     device: str = setting("auto", free_on_resume=True)
     """auto, cpu, cuda, or cuda:N."""
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """Precision of the network (autocast); the last layer and the loss are always fp32."""
+    precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
+    """Precision of the network; the last layer and the loss are always fp32. tf32: convolutions and
+    matrix products in TF32 on a GPU, as fp32 on a CPU; bf16, fp16: autocast."""
     compile: bool = setting(False, free_on_resume=True)
     """Compile the network with torch.compile."""
+    deterministic: bool = setting(False, free_on_resume=True)
+    """Only deterministic algorithms on a GPU, so that a run repeats bit for bit on the same machine.
+    Slower. Does not cover JPEGs decoded on the GPU (DALI)."""
     out: str = setting("", free_on_resume=True)
     """Run folder; default: runs/RECIPE-DATE-TIME-PROCESS."""
     resume: str = setting("", free_on_resume=True)
