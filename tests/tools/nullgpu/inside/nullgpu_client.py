@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 MAX_DEVICES = 64
 SYNCS = ("sync_device", "sync_stream", "sync_event", "sync_memcpy")
 IMPLICIT_SYNCS = ("free", "host_alloc")
-WORK = ("kernel", "blas", "nccl", "memcpy", "memset", "op")
+WORK = ("kernel", "blas", "nccl", "memcpy", "memset", "op", "graph")
 
 
 class Record(NamedTuple):
@@ -32,7 +32,8 @@ class Record(NamedTuple):
     kind: str
     """malloc free host_alloc memcpy memset kernel blas nccl op stream_create stream_wait
     event_create event_record sync_device sync_stream sync_event sync_memcpy mark fault error
-    unimplemented"""
+    unimplemented; of CUDA graphs: capture_begin, captured, uncaptured (work on the default stream
+    meanwhile), capture_end; graph (a launch of one; bytes: how many nodes), replayed (each node)"""
     device: int
     stream: int
     """0: the default stream; others are numbered in the order in which they were made."""
