@@ -171,7 +171,9 @@ class Learner:
         ema.n_averaged += good
         averages = [*ema.module.parameters(), *ema.module.buffers()]
         values = [*self.model.parameters(), *self.model.buffers()]
-        floats = [pair for pair in zip(averages, values, strict=True) if pair[0].is_floating_point()]
+        floats = [
+            pair for pair in zip(averages, values, strict=True) if pair[0].is_floating_point()
+        ]
         steps = torch._foreach_sub([new for _, new in floats], [old for old, _ in floats])
         torch._foreach_mul_(steps, weight)
         torch._foreach_add_([old for old, _ in floats], steps)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fastaug.config import TrainConfig
 from fastaug.data.image_set import ImageSet
@@ -19,7 +20,7 @@ from fastaug.engine.metrics import Meter, Speedometer, metric_rows
 from fastaug.engine.nonfinite import NonFiniteGuard, NonFiniteStep, Part
 from fastaug.engine.optim import learning_rate
 from fastaug.engine.profiling import Profiler, steps_to_record
-from fastaug.errors import DataError
+from fastaug.errors import DataError, FastaugError, first_line
 from fastaug.runs.checkpoint import check_continuable, load_checkpoint
 from fastaug.runs.console import RunConsole, announcement
 from fastaug.runs.folder import RunFolder
@@ -50,9 +51,7 @@ class Trainer:
         self.config = config
         self.group = group = group or Group()
         self.device = resolve_device(config.run.device)
-        set_arithmetic(
-            self.device, config.run.precision, deterministic=config.run.deterministic
-        )
+        set_arithmetic(self.device, config.run.precision, deterministic=config.run.deterministic)
         avoid_broken_cpu_arithmetic(self.device, config.run.precision)
         keep_freed_memory(self.device)
         if config.run.compile:
@@ -75,6 +74,7 @@ class Trainer:
             group,
             where=train.where,
             report=self._report_nonfinite,
+            views=self._views_of_step,
             keep=lambda batch: self.folder.write_bad_batch(batch),
         )
         self.step = 0
@@ -181,7 +181,8 @@ class Trainer:
             batch = batch.to(self.device)
             terms = self.learner.backward(batch, share, last=is_last)
             self.meter.add(*terms, weight=share)
-            parts.append((batch, terms))
+            parts.append(Part(batch.indices, batch.labels, terms))
+            del batch  # its views: with --accumulate, only one part's are in memory
             if not is_last:
                 continue
             self._update(parts)
@@ -228,6 +229,7 @@ class Trainer:
             waiting = ", or waiting for another rank" if self.group.ranks > 1 else ""
             self.watchdog.beat(f"training{waiting}")
             yield batch
+            del batch
 
     def _stop_if_asked(self) -> None:
         """End all ranks after the same step, if any of them has received a signal."""
@@ -243,6 +245,19 @@ class Trainer:
         scaler = self.learner.scaler
         scale = {"fp16_scale": scaler.get_scale()} if scaler.is_enabled() else {}
         self.folder.write("skipped", skipped.step, {**indices, **scale}, {})
+
+    def _views_of_step(self, step: int, images: Tensor) -> Tensor | None:
+        """The views of some images of a step, made again by a new loader: this one is in use. None
+        if they cannot be made; the run ends anyway, with another error."""
+        epoch = (step - 1) // self.steps_per_epoch
+        try:
+            loader = build_loader(
+                self.config, self.loader.images, rank=self.group.rank, ranks=self.group.ranks
+            )
+            return loader.make_views(epoch, images.numpy()).cpu()
+        except (FastaugError, RuntimeError, OSError) as error:
+            self.console.line(f"bad-batch.pt has no views: {first_line(error)}")
+            return None
 
     # --- evaluation and logging ---
 

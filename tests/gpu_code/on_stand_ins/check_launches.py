@@ -33,7 +33,13 @@ def to_channels_last(tensor: Tensor) -> Tensor:
 
 
 def convolution(
-    x: Tensor, weight: Tensor, bias: Tensor | None, stride: list, padding: list, dilation: list, *_: object
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: list,
+    padding: list,
+    dilation: list,
+    *_: object,
 ) -> Tensor:
     to_channels_last(x), to_channels_last(weight)  # as torch does for cuDNN
     kernel = zip(x.shape[2:], weight.shape[2:], padding, dilation, stride, strict=True)
