@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class FlatBuffers:
-    """Some buffers of one dtype. resnet18 has 60, and one launch for each is slower than the work."""
+    """Some buffers of one dtype. resnet18 has 60: a launch for each takes longer than the work."""
 
     def __init__(self, buffers: list[Tensor]) -> None:
         self._buffers = buffers

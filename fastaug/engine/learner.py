@@ -109,14 +109,13 @@ class Learner:
                 self.scaler.scale(terms.loss * torch.where(is_finite, share, math.nan)).backward()
         return ObjectiveTerms(terms.loss.detach(), terms.nll, terms.kl)
 
-    def update(self, rate: float) -> Tensor:
+    def update(self, rate: float | Tensor) -> Tensor:
         """Update the weights by the accumulated gradient, and clear it.
 
         Returns True if the step was skipped: [] bool on the device.
         """
         with trace_range("optimizer"):
-            for group in self.optimizer.param_groups:
-                group["lr"] = rate
+            self._set_rate(rate)
             self.scaler.unscale_(self.optimizer)
             skip = self._has_nonfinite_gradient()
             if self.config.optim.clip_norm:
@@ -129,6 +128,10 @@ class Learner:
                 with trace_range("ema"):
                     self._move_average(self.ema, ~skip)
         return skip
+
+    def _set_rate(self, rate: float | Tensor) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
 
     def abandon_step(self) -> None:
         """Undo a step that was interrupted between start_step and update."""

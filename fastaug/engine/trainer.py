@@ -14,6 +14,7 @@ from fastaug.config import TrainConfig
 from fastaug.data.image_set import ImageSet
 from fastaug.data.sources import open_source
 from fastaug.engine.evaluation import Evaluation
+from fastaug.engine.graphed import GraphedLearner
 from fastaug.engine.learner import Learner
 from fastaug.engine.loaders import build_loader, scan_configured, training_images
 from fastaug.engine.metrics import Meter, Speedometer, metric_rows
@@ -62,7 +63,8 @@ class Trainer:
         """On the held-out images, if there are any, and on the test images. The first one runs
         after each epoch and chooses best.pt."""
         torch.manual_seed(config.run.seed)
-        self.learner = Learner(config, len(train.classes), self.device, group)
+        learner = GraphedLearner if config.run.cuda_graph else Learner
+        self.learner = learner(config, len(train.classes), self.device, group)
         self.loader = group.in_turn(
             lambda: build_loader(config, train, rank=group.rank, ranks=group.ranks)
         )
