@@ -17,6 +17,7 @@ from torch.optim.swa_utils import AveragedModel
 from fastaug.config import TrainConfig
 from fastaug.engine.buffers import group_buffers
 from fastaug.engine.optim import build_optimizer, load_optimizer
+from fastaug.errors import ConfigError
 from fastaug.kernels.objective import ObjectiveTerms, loss_terms
 from fastaug.kernels.registry import resolve_kernel
 from fastaug.models.build import build_configured_model
@@ -56,7 +57,12 @@ class Learner:
             synchronize_batch_norm(self.model, config.model.model, self.group)
         self._ranks = _over_ranks(self.model, device) if self.group.ranks > 1 else None
         network = self._ranks or self.model
-        self.network = torch.compile(network) if config.run.compile else network
+        mode = config.run.compile
+        if config.run.compiles_to_graphs and self.group.ranks > 1:
+            raise ConfigError(
+                f"--compile {mode} needs a single rank, got {self.group.ranks}; use default"
+            )
+        self.network = network if mode == "off" else torch.compile(network, mode=mode)
         self.optimizer = build_optimizer(self.model, config.optim)
         self.scaler = torch.amp.GradScaler(device.type, enabled=config.run.precision == "fp16")
         self.ema = AveragedModel(self.model, device, use_buffers=True) if config.optim.ema else None
@@ -90,6 +96,9 @@ class Learner:
         last: True for the last part of the step; only then do the ranks reduce their gradients.
         """
         config = self.config
+        if config.run.compiles_to_graphs:
+            # The outputs of the pass before may be overwritten: nothing holds them any more.
+            torch.compiler.cudagraph_mark_step_begin()
         with nullcontext() if last or self._ranks is None else self._ranks.no_sync():
             with trace_range("forward"), autocast(self.device, config.run.precision):
                 logits = self.network(batch.flat)

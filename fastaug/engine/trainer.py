@@ -55,7 +55,7 @@ class Trainer:
         set_arithmetic(self.device, config.run.precision, deterministic=config.run.deterministic)
         avoid_broken_cpu_arithmetic(self.device, config.run.precision)
         keep_freed_memory(self.device)
-        if config.run.compile:
+        if config.run.compile != "off":
             check_compiler(self.device)
         self.train_images, *measured = group.in_turn(lambda: self._image_sets())
         train = self.train_images

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from fastaug.errors import ConfigError
 from fastaug.settings import Settings, setting
 
 
@@ -23,8 +24,11 @@ class RunConfig(Settings):
     precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
     """Precision of the network; the last layer and the loss are always fp32. tf32: convolutions and
     matrix products in TF32 on a GPU, as fp32 on a CPU; bf16, fp16: autocast."""
-    compile: bool = setting(False, free_on_resume=True)
-    """Compile the network with torch.compile."""
+    compile: Literal["off", "default", "reduce-overhead", "max-autotune"] = setting(
+        "off", free_on_resume=True
+    )
+    """Compile the network with torch.compile, in this mode; without a value: default.
+    reduce-overhead and max-autotune use CUDA graphs: on one GPU, without --accumulate."""
     deterministic: bool = setting(False, free_on_resume=True)
     """Use only deterministic algorithms on a GPU, so that a run repeats bit for bit on the same
     machine; slower. Does not cover JPEGs that DALI decodes on the GPU."""
@@ -57,3 +61,16 @@ class RunConfig(Settings):
     NVTX ranges on a GPU). DALI's own threads are not in it."""
     debug: bool = setting(False, free_on_resume=True)
     """Print the traceback of an error."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.cuda_graph and self.compile != "off":
+            raise ConfigError(
+                f"--cuda-graph cannot be combined with --compile, got {self.compile}; "
+                "use --compile reduce-overhead, or one of the two"
+            )
+
+    @property
+    def compiles_to_graphs(self) -> bool:
+        """True if torch.compile uses CUDA graphs."""
+        return self.compile in ("reduce-overhead", "max-autotune")

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
-_MATMUL, _CUDNN = torch.backends.cuda.matmul, torch.backends.cudnn
+_MATMUL: Any = torch.backends.cuda.matmul
+_CUDNN: Any = torch.backends.cudnn
 
 
 def set_arithmetic(device: torch.device, precision: str, *, deterministic: bool = False) -> None:
@@ -20,10 +22,12 @@ def set_arithmetic(device: torch.device, precision: str, *, deterministic: bool 
     if deterministic:
         # cuBLAS reads it when it is first used.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.utils.deterministic.fill_uninitialized_memory = False
-    torch.use_deterministic_algorithms(deterministic)
+        # Fills the result of each torch.empty, to find reads before writes.
+        setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010
+        torch.use_deterministic_algorithms(True)
     if device.type != "cuda":
         return
+    # Measured choices differ from run to run.
     _CUDNN.benchmark = not deterministic
     tf32 = precision == "tf32"
     # The older switches first, which Inductor still reads: it fails if they and the settings of

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import nullgpu_client as gpu
@@ -17,8 +17,10 @@ from training import tiny_config
 
 from fastaug.config import TrainConfig
 from fastaug.engine.learner import Learner
+from fastaug.engine.metrics import Predictions, metrics_for
 from fastaug.engine.trainer import Trainer
 from fastaug.models.head import Fp32Linear
+from fastaug.runtime.arithmetic import set_arithmetic
 from fastaug.views.batch import ViewBatch
 
 STAND_INS = {"devices": 1}
@@ -76,7 +78,33 @@ def test_only_tf32_is_tf32(folder: Path, tmp_path: Path, precision: str) -> None
     assert len(seen["all"]) > 20
 
 
-def test_the_head_is_fp32_whatever_torch_is_told(tiny: Callable[..., TrainConfig]) -> None:
+@pytest.fixture
+def restored() -> Iterator[None]:
+    before = torch.backends.cudnn.benchmark
+    yield
+    torch.use_deterministic_algorithms(False)
+    torch.backends.cudnn.benchmark = before
+
+
+@pytest.mark.parametrize("model", ["resnet18", "nf_resnet26"])
+@pytest.mark.usefixtures("restored")
+def test_every_operator_of_a_step_has_a_deterministic_form(
+    tiny: Callable[..., TrainConfig], model: str
+) -> None:
+    """torch raises where there is none; and if cuBLAS may choose its workspace."""
+    config = tiny(model=model, size=32, kernel="reference", ema=0.9, clip_norm=1.0)
+    set_arithmetic(torch.device("cuda"), "fp32", deterministic=True)
+    learner = Learner(config, 3, torch.device("cuda"))
+    learner.start_step(0)
+    learner.backward(views_on(learner.device, 32))
+    learner.update(0.1)
+    logits, labels = torch.zeros(2, 2, 3, device="cuda"), torch.zeros(2, device="cuda").long()
+    for metric in metrics_for(2):
+        metric.compute(Predictions(logits, labels, learner.kernel))
+    assert not torch.backends.cudnn.benchmark
+
+
+def test_the_head_is_fp32_whatever_torch_is_told() -> None:
     before = torch.backends.cuda.matmul.fp32_precision
     torch.backends.cuda.matmul.fp32_precision = "tf32"
     try:
