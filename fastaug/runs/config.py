@@ -30,11 +30,11 @@ class RunConfig(Settings):
     """Compile the network with torch.compile, in this mode; without a value: default.
     reduce-overhead and max-autotune use CUDA graphs: on one GPU, without --accumulate."""
     deterministic: bool = setting(False, free_on_resume=True)
-    """Use only deterministic algorithms on a GPU, so that a run repeats bit for bit on the same
-    machine; slower. Does not cover JPEGs that DALI decodes on the GPU."""
+    """Use only deterministic algorithms of torch and cuDNN on a GPU, so that a run can be repeated
+    bit for bit; slower. Does not cover JPEGs that DALI decodes on the GPU."""
     cuda_graph: bool = setting(False, free_on_resume=True)
-    """Launch each step as CUDA graphs, captured after 3 ordinary steps: faster for small networks,
-    more memory. One GPU, without --compile."""
+    """Launch each step as CUDA graphs, captured after 3 ordinary steps: for small networks, whose
+    kernels take less time than their launches. Takes more memory; one GPU, without --compile."""
     out: str = setting("", free_on_resume=True)
     """Run folder; default: runs/RECIPE-DATE-TIME-PROCESS."""
     resume: str = setting("", free_on_resume=True)
