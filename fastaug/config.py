@@ -23,6 +23,8 @@ from fastaug.views.config import ViewConfig
 HALF_PRECISIONS = ("bf16", "fp16")
 _RENAMED = {"optimiser": "optimizer", "normalise": "normalize"}
 """Settings of earlier versions, and what they are called now."""
+_COMPILE = {False: "off", True: "default"}
+"""--compile of earlier versions, which was a switch."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,15 @@ class TrainConfig:
         if loader != "dali" and view.uses_dali_policy:
             raise ConfigError(
                 f"--randaugment-policy dali needs --loader dali, got --loader {loader}; add --dali"
+            )
+        if self.run.compiles_to_graphs and self.optim.accumulate > 1:
+            raise ConfigError(
+                f"--compile {self.run.compile} overwrites gradients that are accumulated, got "
+                f"--accumulate {self.optim.accumulate}; use --compile default"
+            )
+        if self.run.cuda_graph and self.optim.optimizer != "sgd":
+            raise ConfigError(
+                f"--cuda-graph needs --optimizer sgd, got {self.optim.optimizer}; omit it"
             )
         self.images_per_part()
 
@@ -102,6 +113,8 @@ class TrainConfig:
         have it."""
         current = {_RENAMED.get(name, name): value for name, value in settings.items()}
         try:
+            if "compile" in current:
+                current["compile"] = _COMPILE.get(current["compile"], current["compile"])
             return cls.from_flat(**current)
         except (ConfigError, TypeError) as error:
             raise ConfigError(f"{error} (written by another version of fastaug?)") from error

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from fastaug.data.config import DataConfig
 from fastaug.data.image_set import ImageSet
@@ -17,6 +19,7 @@ from fastaug.errors import CheckpointError, DataError
 from fastaug.settings import fixed_settings, flag
 from fastaug.views.batch import ViewBatch
 from fastaug.views.config import ViewConfig
+from fastaug.views.philox import TEST_VIEWS, TRAIN_VIEWS
 from fastaug.views.randaugment import table_fingerprint
 
 log = logging.getLogger("fastaug")
@@ -72,6 +75,15 @@ class ViewLoader:
     def batches(self) -> Iterator[BatchKey]:
         """The remaining batches of this rank in the epoch."""
         return self._sampler.batches(self.images, self.epoch, self.position)
+
+    def make_views(self, epoch: int, indices: np.ndarray) -> Tensor:
+        """indices: [B] -> [B, K, 3, H, W]: the views of these images in an epoch. Not while batches
+        are iterated over."""
+        purpose = TRAIN_VIEWS if self._train else TEST_VIEWS
+        most = self._sampler.images_per_batch
+        parts = [indices[start : start + most] for start in range(0, len(indices), most)]
+        keys = [BatchKey(epoch, purpose, part, i) for i, part in enumerate(parts)]
+        return torch.cat([batch.views for batch in self._pass(keys)])
 
     def __iter__(self) -> Iterator[ViewBatch]:
         """The rest of the epoch. After a recoverable error, a new pass continues at the same

@@ -16,6 +16,7 @@ from fastaug.engine.loaders import build_evaluation_loader, scan_configured
 from fastaug.engine.metrics import Predictions, metrics_for
 from fastaug.kernels.registry import resolve_kernel
 from fastaug.runs.weights import model_from_checkpoint
+from fastaug.runtime.arithmetic import set_arithmetic
 from fastaug.runtime.device import (
     autocast,
     avoid_broken_cpu_arithmetic,
@@ -132,6 +133,7 @@ def evaluate_checkpoint(
     check_classes(images, tuple(state["classes"]), name)
     device = use_device(config.run.device)
     group = group.on(device)
+    set_arithmetic(device, config.run.precision, deterministic=config.run.deterministic)
     avoid_broken_cpu_arithmetic(device, config.run.precision)
     keep_freed_memory(device)
     model = model_from_checkpoint(state).to(device)
