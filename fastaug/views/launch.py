@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from ctypes import Structure, c_int, c_longlong
 from typing import Any, NamedTuple
 
@@ -95,6 +98,31 @@ def _taps(source: np.ndarray, size: int, spec: RenderSpec) -> np.ndarray:
     return np.minimum(reach, source)
 
 
+class Limits(NamedTuple):
+    """Settings of the admission check, so that small views take the path of large ones, which do
+    not fit into shared memory: blocks of many warps, each of which makes several views."""
+
+    shared_bytes: int
+    """At most; less than what a GPU has."""
+    blocks: int
+    """At most, if global memory is needed."""
+    warps: int
+    """Of a block."""
+
+
+_LIMITS: ContextVar[Limits | None] = ContextVar("limits of a launch", default=None)
+
+
+@contextmanager
+def limited(limits: Limits | None) -> Iterator[None]:
+    """A context in which launches are planned within these limits."""
+    token = _LIMITS.set(limits)
+    try:
+        yield
+    finally:
+        _LIMITS.reset(token)
+
+
 class Launch(NamedTuple):
     blocks: int
     threads: int
@@ -122,6 +150,10 @@ def plan_launch(
     makes one view after another.
     """
     warps = min(MOST_WARPS, max(1, 3 * size * size // (WARP * NUMBERS_PER_THREAD)))
+    most = count
+    if limits := _LIMITS.get():
+        shared_limit, warps = min(shared_limit, limits.shared_bytes), limits.warps
+        most = min(count, limits.blocks)
     threads = WARP * warps
     rows = _strip_rows(needs, size, shared_limit)
     parts = (needs.tables(rows), needs.first, needs.second, needs.box)
@@ -143,7 +175,7 @@ def plan_launch(
     )
     blocks = count
     if piece:
-        blocks = max(1, min(count, on_sm * processors, MOST_SCRATCH // piece))
+        blocks = max(1, min(most, on_sm * processors, MOST_SCRATCH // piece))
     places_of_block = Places(*places, piece, in_shared, rows)
     return Launch(blocks, threads, shared, on_sm, places_of_block, known)
 
