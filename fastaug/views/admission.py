@@ -39,7 +39,9 @@ _RESAMPLED = 0.01
 _ROUNDING = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 # The tables of 24 px are 4.9 KB; a view of them is 1.7 KB.
 _ONLY_TABLES = Limits(shared_bytes=6000, blocks=16, warps=12)
+_MANY_WARPS = Limits(shared_bytes=2**20, blocks=16, warps=12)
 _NO_SHARED = Limits(shared_bytes=0, blocks=16, warps=12)
+_WIDE = 4100
 # Heights and widths of images, and of boxes in them: enlarged, shrunk, narrow, one pixel.
 _BOXES = (((40, 61), (9, 8)), ((97, 40), (90, 38)), ((5, 200), (3, 190)), ((30, 30), (1, 1)))
 
@@ -109,8 +111,8 @@ def _cases() -> Iterator[_Case]:
     plans = _plans([[(-4, 3, _SIZE, _SIZE), (2, -4, _SIZE, _SIZE)]])
     yield _Case("reflected border", [_picture(_SIZE, _SIZE)], plans, config, 0)
     # Wide enough that the tables exceed the 48 KB of shared memory that every kernel may have.
-    plans = _plans([[(0, 0, 3, 700)]])
-    yield _Case("wide", [_picture(3, 700)], plans, ViewConfig(size=_SIZE), _RESAMPLED)
+    plans, config = _plans([[(0, 0, 3, _WIDE)]]), ViewConfig(size=_SIZE)
+    yield _Case("wide", [_picture(3, _WIDE)], plans, config, _RESAMPLED, _MANY_WARPS)
     for magnitude in (3.0, 8.0):
         yield _operations(magnitude)
     # As views of 224 px: buffers in global memory, and a block makes one view after another.
