@@ -67,12 +67,12 @@ class Operations {
       case BRIGHTNESS:
         fill_table([=](int x) { return blend(0, x, factor); });
         break;
-      case INVERT: return each([](int x) { return (byte)(255 - x); });
+      case INVERT: return each([](byte x) { return (byte)(255 - x); });
       case MOVE: return move(numbers);
-      case POSTERIZE: return each([=](int x) { return (byte)(x & number); });
-      case SOLARIZE: return each([=](int x) { return (byte)(x < number ? x : 255 - x); });
+      case POSTERIZE: return each([=](byte x) { return (byte)(x & number); });
+      case SOLARIZE: return each([=](byte x) { return (byte)(x < number ? x : 255 - x); });
       case SOLARIZE_ADD:
-        return each([=](int x) {
+        return each([=](byte x) {
           const int sum = x + number;
           return (byte)(x >= 128 ? x : sum < 255 ? sum : 255);
         });

@@ -36,7 +36,7 @@ from fastaug.views.render_spec import BORDERS, RenderSpec
 
 @pytest.mark.parametrize("architecture", benchmark.ARCHITECTURES)
 def test_every_kernel_compiles_without_spills_and_as_documented(architecture: str) -> None:
-    check_resources(VIEWS, architecture, registers=REGISTERS)
+    check_resources(VIEWS, architecture, REGISTERS)
 
 
 def test_arguments_have_the_types_that_kernels_take() -> None:
