@@ -101,7 +101,7 @@ _TABLE: dict[str, tuple[Any, ...]] = {
         (19.5e12, _A100),
         (66.9e12, _H100),
         (30.3e12, _L4),
-        (75e12, _B200 + "; an eighth of the figure for 8 GPUs"),
+        (75e12, _B200),
     ),
     "tf32": (  # dense peak
         "FLOP/s",
