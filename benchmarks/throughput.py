@@ -46,7 +46,7 @@ from fastaug.data.sources import open_split_or_flat
 from fastaug.errors import ConfigError, suggest
 from fastaug.runtime.arithmetic import set_arithmetic
 from fastaug.runtime.cores import core_count
-from fastaug.runtime.device import avoid_broken_cpu_arithmetic, keep_freed_memory, resolve_device
+from fastaug.runtime.device import avoid_broken_cpu_arithmetic, keep_freed_memory, use_device
 
 CHECKED = 3
 """Batches of each loader that are checked before it is timed."""
@@ -199,7 +199,7 @@ class Benchmark:
 
     def __init__(self, options: Options) -> None:
         self._options = options
-        self._device = resolve_device(options.device)
+        self._device = use_device(options.device)
         self._base = _config(options, self._device)
         for views in options.views:
             self._base.replace(views=views)  # a K that does not divide the batch is an error now

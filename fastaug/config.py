@@ -20,6 +20,7 @@ from fastaug.runs.config import RunConfig
 from fastaug.settings import flag
 from fastaug.views.config import ViewConfig
 
+HALF_PRECISIONS = ("bf16", "fp16")
 _RENAMED = {"optimiser": "optimizer", "normalise": "normalize"}
 """Settings of earlier versions, and what they are called now."""
 _COMPILE = {False: "off", True: "default"}
@@ -40,7 +41,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         view, loader, precision = self.view, self.data.loader, self.run.precision
-        if view.views_dtype != "fp32" and precision in ("fp32", "tf32"):
+        if view.views_dtype in HALF_PRECISIONS and precision not in HALF_PRECISIONS:
             raise ConfigError(
                 f"--views-dtype {view.views_dtype} needs --precision fp16 or bf16, got {precision}"
             )
@@ -63,6 +64,16 @@ class TrainConfig:
                 f"--cuda-graph needs --optimizer sgd, got {self.optim.optimizer}; omit it"
             )
         self.images_per_part()
+
+    @property
+    def resolved_view(self) -> ViewConfig:
+        """The settings of the views, with the dtype that --views-dtype auto stands for."""
+        if self.view.views_dtype != "auto":
+            return self.view
+        precision = self.run.precision
+        # The network would cast them anyway, to the same values.
+        dtype: Any = precision if precision in HALF_PRECISIONS else "fp32"
+        return replace(self.view, views_dtype=dtype)
 
     @property
     def images_per_step(self) -> int:

@@ -26,7 +26,7 @@ log = logging.getLogger("fastaug")
 
 
 class ViewLoader:
-    """An iterable of ViewBatch. One pass yields the rest of the current epoch.
+    """An iterable of ViewBatch on the device. One pass yields the rest of the current epoch.
 
     A subclass makes the batches (`_pass`). Batches and views depend only on (seed, epoch,
     position), so a checkpoint needs nothing else.
@@ -39,6 +39,7 @@ class ViewLoader:
         view: ViewConfig,
         *,
         seed: int,
+        device: torch.device,
         train: bool,
         images_per_batch: int,
         batches_per_step: int = 1,
@@ -51,6 +52,7 @@ class ViewLoader:
         self.position = 0
         """Number of batches yielded in this epoch."""
         self._data, self._view, self._seed, self._train = data, view, seed, train
+        self._device = device
         self._sampler = BatchSampler(
             images,
             seed=seed,

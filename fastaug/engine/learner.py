@@ -55,7 +55,7 @@ class Learner:
         self.model = build_configured_model(config.model, classes, config.view.size).to(device)
         if config.model.batch_norm == "sync":
             synchronize_batch_norm(self.model, config.model.model, self.group)
-        self._ranks = _over_ranks(self.model, device) if self.group.ranks > 1 else None
+        self._ranks = _over_ranks(self.model, device, self.group) if self.group.ranks > 1 else None
         network = self._ranks or self.model
         mode = config.run.compile
         if config.run.compiles_to_graphs and self.group.ranks > 1:
@@ -210,12 +210,12 @@ class Learner:
         self.scaler.load_state_dict(state["scaler"])
 
 
-def _over_ranks(model: nn.Module, device: torch.device) -> DistributedDataParallel:
+def _over_ranks(model: nn.Module, device: torch.device, group: Group) -> DistributedDataParallel:
     """The model with gradients averaged over the ranks; the learner handles its buffers."""
     known = inspect.signature(DistributedDataParallel).parameters
     # Renamed in torch 2.14.
     buffers = next(n for n in ("forward_sync_buffers", "broadcast_buffers") if n in known)
     settings: dict[str, Any] = {"gradient_as_bucket_view": True, buffers: False}
     if device.type == "cuda":
-        settings["device_ids"] = [device.index]
+        settings |= {"device_ids": [device.index], "process_group": group.gpus}
     return DistributedDataParallel(model, **settings)

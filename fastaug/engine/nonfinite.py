@@ -87,9 +87,9 @@ class NonFiniteGuard:
         # Copied now and read a step later: by then the device has long been there.
         event = None
         if bad.is_cuda:
+            stream = torch.cuda.current_stream(bad.device)
             bad = bad.to("cpu", non_blocking=True)
-            event = torch.cuda.Event()
-            event.record()
+            event = stream.record_event()
         self._pending = step, bad, event, parts
 
     def check(self) -> None:

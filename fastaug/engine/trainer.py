@@ -32,7 +32,7 @@ from fastaug.runtime.device import (
     check_compiler,
     environment,
     keep_freed_memory,
-    resolve_device,
+    use_device,
 )
 from fastaug.runtime.distributed import Agreement, Group, lost_rank
 from fastaug.runtime.signals import StopSignals, TrainingInterruptedError
@@ -50,8 +50,8 @@ class Trainer:
         self, config: TrainConfig, checkpoint: Path | None = None, group: Group | None = None
     ) -> None:
         self.config = config
-        self.group = group = group or Group()
-        self.device = resolve_device(config.run.device)
+        self.device = use_device(config.run.device)
+        self.group = group = (group or Group()).on(self.device)
         set_arithmetic(self.device, config.run.precision, deterministic=config.run.deterministic)
         avoid_broken_cpu_arithmetic(self.device, config.run.precision)
         keep_freed_memory(self.device)
@@ -180,7 +180,6 @@ class Trainer:
             if not parts:
                 self.learner.start_step(self.step)
             is_last = len(parts) + 1 == config.optim.accumulate
-            batch = batch.to(self.device)
             terms = self.learner.backward(batch, share, last=is_last)
             self.meter.add(*terms, weight=share)
             parts.append(Part(batch.indices, batch.labels, terms))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -83,6 +84,31 @@ def test_values_and_gradients(kernel: Kernel, shape: tuple[int, int, int], avera
 def test_it_is_admitted(kernel: Kernel) -> None:
     report = fastaug.check_kernel(kernel, "cuda")
     assert report.admitted, report
+
+
+def test_a_fault_in_the_admission_check_leaves_the_gpu_usable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An index outside of its tensor is a device-side assertion, which ends a CUDA context."""
+    (tmp_path / "faulting_kernel.py").write_text(
+        """
+import torch
+from fastaug.kernels.reference import ReferenceKernel
+
+class Faulting(ReferenceKernel):
+    name = "faulting"
+
+    def value_and_grad(self, logits, *arguments, **settings):
+        torch.zeros(4, device=logits.device)[torch.tensor([9], device=logits.device)].sum().item()
+        return super().value_and_grad(logits, *arguments, **settings)
+
+kernel = Faulting()
+"""
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    report = fastaug.check_kernel("faulting_kernel:kernel", "cuda")
+    assert not report.admitted
+    assert torch.arange(5, device="cuda").sum().item() == 10
 
 
 @each_kernel

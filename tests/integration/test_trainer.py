@@ -24,6 +24,7 @@ from fastaug.engine.metrics import Meter
 from fastaug.engine.trainer import Trainer
 from fastaug.errors import CheckpointError, ConfigError, DataError
 from fastaug.runs.checkpoint import evaluated_weights, load_checkpoint
+from fastaug.runtime.device import check_compiler
 
 Tiny = Callable[..., TrainConfig]
 STEPS = 8  # of tiny(): 36 images, 8 in a step, 2 epochs
@@ -99,6 +100,12 @@ def test_stopping_after_any_step_changes_nothing(
     assert (
         load_checkpoint(resumed / "best.pt")["step"] == load_checkpoint(whole / "best.pt")["step"]
     )
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_views_of_the_networks_dtype_do_not_change_the_weights(tiny: Tiny, precision: str) -> None:
+    config = tiny(precision=precision, max_steps=3)
+    assert_same_weights(run(config), run(config.replace(views_dtype="fp32"), "-fp32"))
 
 
 @pytest.mark.parametrize(
@@ -350,6 +357,29 @@ def test_compile_without_a_compiler(tiny: Tiny, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.delenv("CXX", raising=False)
     with raises(ConfigError, "--compile CPU"):
         Trainer(tiny(compile="default", device="cpu"))
+
+
+def test_what_compile_needs_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton, and the C compiler that Triton would choose: CC, and only that one, if it is set."""
+    gpu = torch.device("cuda")
+    compiler = tmp_path / "clang"
+    compiler.write_text("")
+    compiler.chmod(0o755)
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    check_compiler(gpu)
+    monkeypatch.setenv("CC", "no-such-cc")
+    with raises(ConfigError, "--compile GPU CC=no-such-cc"):
+        check_compiler(gpu)
+    monkeypatch.setenv("CC", str(compiler))
+    check_compiler(gpu)
+    monkeypatch.delenv("CC")
+    compiler.unlink()
+    with raises(ConfigError, "--compile GPU gcc clang CC"):
+        check_compiler(gpu)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with raises(ConfigError, "--compile GPU Triton"):
+        check_compiler(gpu)
 
 
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune"])

@@ -102,6 +102,21 @@ def test_an_indivisible_batch_names_the_nearest_sizes(
         TrainConfig.from_flat(batch_size=batch_size, views=views, accumulate=accumulate)
 
 
+@pytest.mark.parametrize(
+    ("precision", "given", "expected"),
+    [
+        ("fp32", "auto", "fp32"),
+        ("bf16", "auto", "bf16"),
+        ("fp16", "auto", "fp16"),
+        ("bf16", "fp32", "fp32"),
+    ],
+)
+def test_views_have_the_dtype_of_the_precision(precision: str, given: str, expected: str) -> None:
+    config = TrainConfig.from_flat(precision=precision, views_dtype=given)
+    assert config.resolved_view.views_dtype == expected
+    assert config.view.views_dtype == given
+
+
 def test_images_per_step_and_part() -> None:
     config = TrainConfig.from_flat(batch_size=96, views=4, accumulate=3)
     assert config.images_per_step == 24
