@@ -1,4 +1,4 @@
-"""torch.compile on a stand-in GPU: convolutions have cuDNN's layouts, Triton's kernels are run."""
+"""torch.compile on a stand-in GPU: cuDNN's layouts, Triton's kernels, and CUDA graphs of them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 STAND_INS = {"devices": 1, "functional": True, "capability": 90}
-STEPS = 2
+STEPS = 4
 
 
 def losses(device: str, compiled: bool) -> list[float]:
@@ -19,7 +19,7 @@ def losses(device: str, compiled: bool) -> list[float]:
         *(nn.Conv2d(8, 8, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)),
     )
     model = nn.Sequential(*layers).to(device, memory_format=torch.channels_last)
-    forward = torch.compile(model) if compiled else model
+    forward = torch.compile(model, mode="reduce-overhead") if compiled else model
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     random, found = torch.Generator().manual_seed(1), []
     for _ in range(STEPS):
@@ -39,7 +39,10 @@ def test_a_compiled_training_has_the_losses_of_the_cpu() -> None:
     with gpu.marked("compiled"):
         found = losses("cuda", compiled=True)
     assert found == pytest.approx(expected, rel=1e-5)
-    assert gpu.count("kernel", name="triton_", between=("compiled", "/compiled")) > 2 * STEPS
+    within = ("compiled", "/compiled")
+    assert gpu.count("kernel", name="triton_", between=within) > 0
+    assert gpu.count("graph", between=within) == 2 * (STEPS - 1)  # the first step warms up
+    assert gpu.count("replayed", name="kernel triton_", between=within) > 0
     gpu.assert_no_errors()
 
 
