@@ -4,7 +4,7 @@
     python benchmarks/predict.py --check [benchmarks/results/throughput.csv]
     python benchmarks/predict.py --paper [--experiments NAME ...] [--tune-one-seed]
 
-Nothing here has run on a GPU. benchmarks/parts/step_model.py is the model and lists every input
+Nothing here has run on a GPU. fastaug/diagnostics/step_model.py is the model and lists every input
 with its source. The band goes from all assumptions at their slow end to all at their fast end.
 --check applies the same model to this machine's CPU and compares it with the measurements of
 benchmarks/throughput.py. --paper prints the GPU hours of the paper's experiments.
@@ -21,14 +21,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from parts import command, cpu_check, results, step_model
+from parts import command, cpu_check, results
 from parts.paper_cost import PAPER, paper_table
 from parts.plotting import draw_prediction
 from parts.results import Table, number
-from parts.step_model import Case, Rates, Value, Work, network_work
 from rich.console import Console
 
 from fastaug import cli
+from fastaug.diagnostics import step_model
+from fastaug.diagnostics.step_model import Case, Rates, Value, Work, network_work
 from fastaug.errors import ConfigError, suggest
 
 NAME = "predict"

@@ -9,12 +9,13 @@ from pathlib import Path
 import predict
 import pytest
 import torch
-from parts import cpu_check, paper_cost, results, step_model
+from parts import cpu_check, paper_cost, results
 from parts.cpu_check import Cores, Probes, Stage
-from parts.step_model import Op, Rates, Work
 from torch import nn
 
 from fastaug import cli
+from fastaug.diagnostics import step_model
+from fastaug.diagnostics.step_model import Op, Rates, Work
 
 Capture, Patch = pytest.CaptureFixture[str], pytest.MonkeyPatch
 TINY = ["--model", "wrn-10-1", "--size", "32", "--classes", "10", "--quick"]
