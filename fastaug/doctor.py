@@ -26,15 +26,26 @@ class DoctorConfig:
     device: str = "all"
     """Devices to check: all, cpu, cuda, or cuda:N."""
     quick: bool = False
-    """Skip the timing of the kernels."""
+    """Skip the timing of the kernels; with --gpu-report: small sizes, in about a minute."""
     json: str = ""
     """Also write the results to this JSON file."""
+    gpu_report: str = ""
+    """Check and measure everything on the GPUs, in about five minutes, and write an HTML and a JSON
+    file to send to us; a file or folder, by default gpu-report.html and .json here."""
+    parts: str = ""
+    """Parts of --gpu-report, such as decode,training; default: all."""
     debug: bool = False
     """Show the traceback of an error."""
 
 
 def main(args: Sequence[str]) -> int:
-    options = cli.parse(DoctorConfig, args, prog="python -m fastaug.doctor")
+    options = cli.parse(DoctorConfig, _with_default(args), prog="python -m fastaug.doctor")
+    if options.gpu_report:
+        from fastaug.diagnostics.gpu_report.command import make_gpu_report
+
+        return make_gpu_report(options.gpu_report, options.parts, quick=options.quick)
+    if options.parts:
+        raise ConfigError(f"--parts {options.parts}: are parts of --gpu-report; add it")
     out = cli.output_file("--json", options.json) if options.json else None
     devices = (
         machine.list_devices() if options.device == "all" else [resolve_device(options.device)]
@@ -52,6 +63,16 @@ def main(args: Sequence[str]) -> int:
         except OSError as error:
             raise ConfigError(f"--json {out}: cannot be written ({error.strerror})") from error
     return int(any(fact.failed for fact in facts))
+
+
+def _with_default(args: Sequence[str]) -> list[str]:
+    """The value of --gpu-report may be omitted: the current folder."""
+    words = list(args)
+    for place, word in enumerate(words):
+        last = place + 1 == len(words) or words[place + 1].startswith("--")
+        if word in ("--gpu-report", "--gpu_report") and last:
+            words.insert(place + 1, ".")
+    return words
 
 
 def examine(devices: Sequence[torch.device], *, timed: bool) -> tuple[dict[str, Any], list[Fact]]:

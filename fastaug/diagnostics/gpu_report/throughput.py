@@ -1,0 +1,195 @@
+"""Images/s of training versus K, with the stages of a step, host waits and peak memory."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+
+import fastaug
+from fastaug.config import TrainConfig
+from fastaug.data.image_set import ImageSet
+from fastaug.diagnostics import photos
+from fastaug.diagnostics.gpu_report.decode import require_gpu_decoder
+from fastaug.diagnostics.gpu_report.recorder import Recorder
+from fastaug.diagnostics.timing import seconds_of, synchronize
+from fastaug.engine.learner import Learner
+from fastaug.engine.loaders import build_loader
+from fastaug.engine.metrics import Meter
+from fastaug.errors import describe_error
+from fastaug.runtime import trace
+from fastaug.views.batch import ViewBatch
+
+MODEL, SIZE, CLASSES, PRECISION, BATCH = "nf_resnet50", 224, 1000, "bf16", 256
+"""What benchmarks/predict.py predicts by default."""
+_SMALLEST_BATCH = 32
+STAGES = {"forward": "forward", "objective": "loss", "backward": "backward", "optimizer": "update"}
+"""Range of a step (runtime/trace.py) -> column of the table."""
+_COLUMNS = (
+    *(("K", ""), ("views in a step", ""), ("images/s", "1/s"), ("views/s", "1/s")),
+    *(("step", "ms"), ("wait for data", "ms"), ("loader alone", "images/s")),
+    *((f"{name}", "ms") for name in ("views", *STAGES.values())),
+    ("peak memory", "MB"),
+)
+
+
+def throughput_part(recorder: Recorder) -> None:
+    size, classes, model = (SIZE, CLASSES, MODEL) if not recorder.quick else (32, 10, "wrn-10-1")
+    views, batch = ((1, 2, 4, 8, 16), BATCH) if not recorder.quick else ((1, 4), 8)
+    loader, note = _loader()
+    images = _images(recorder.folder, recorder.quick)
+    recorder.table("decode", "Decoding", [("loader", ""), ("images/s", "1/s"), ("note", "")])
+    with recorder.check("decoding") as found:
+        rate = _decode_rate(_config(loader, recorder, views=1, size=32, batch_size=batch), images)
+        recorder.row("decode", loader, rate, f"the loader at K=1, 32 px{note}")
+        found.append(f"{rate:,.0f} images/s")
+    how = f"{model}, {size} px, {classes} classes, {PRECISION}, crop-flip, --loader {loader}{note}"
+    recorder.table("throughput", f"Training versus K: {how}", _COLUMNS)
+    for k in views:
+        with recorder.check(f"K={k}") as found:
+            while True:
+                settings = {"views": k, "size": size, "model": model, "batch_size": batch}
+                config = _config(loader, recorder, **settings, precision=PRECISION)
+                try:
+                    row = _measure(config, images, classes, steps=2 if recorder.quick else 10)
+                    break
+                except torch.OutOfMemoryError:
+                    if batch <= _SMALLEST_BATCH:
+                        raise
+                    batch //= 2
+                    torch.cuda.empty_cache()
+            recorder.row("throughput", *row)
+            found.append(f"{row[2]:,.0f} images/s, {row[3]:,.0f} views/s")
+
+
+def _loader() -> tuple[str, str]:
+    """The DALI loader; the torch loader where DALI cannot use the GPU, and why."""
+    try:
+        require_gpu_decoder()
+    except Exception as error:  # reported by the part "decode"
+        return "torch", f" (DALI cannot be used: {describe_error(error)})"
+    return "dali", ""
+
+
+def _config(loader: str, recorder: Recorder, **settings: Any) -> TrainConfig:
+    settings |= {"loader": loader, "device": "cuda", "workers": 0 if recorder.quick else -1}
+    return TrainConfig.from_flat(**settings, kernel="reference" if recorder.quick else "auto")
+
+
+def _images(folder: Path, quick: bool) -> ImageSet:
+    """Photo-like JPEGs, repeated so that an epoch has enough batches."""
+    count, times = (4, 16) if quick else (128, 64)
+    files = [folder / f"{number:03}.jpg" for number in range(count)]
+    for number, file in enumerate(files):
+        photos.save_picture(file, (number,))
+    labels = np.arange(count * times) % len(photos.CLASSES)
+    return ImageSet("photos", photos.CLASSES, labels, files=tuple(files * times))
+
+
+def _decode_rate(config: TrainConfig, images: ImageSet) -> float:
+    """Images/s of a loader whose views cost nothing."""
+    return config.images_per_step * _batches_per_second(config, images)
+
+
+def _batches_per_second(config: TrainConfig, images: ImageSet, seconds: float = 2.0) -> float:
+    batches = _endless(config, images)
+    next(batches)
+    next(batches)
+    done, started = 0, time.perf_counter()
+    while done < 2 or time.perf_counter() - started < min(seconds, 0.2 * images.labels.size):
+        next(batches)
+        done += 1
+    synchronize(torch.device("cuda"))
+    return done / (time.perf_counter() - started)
+
+
+def _endless(config: TrainConfig, images: ImageSet) -> Iterator[ViewBatch]:
+    loader = build_loader(config, images)
+    while True:
+        yield from loader
+
+
+def _measure(config: TrainConfig, images: ImageSet, classes: int, *, steps: int) -> list[Any]:
+    """A row of the table."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    torch.backends.cudnn.benchmark = True  # as the trainer sets it
+    torch.cuda.reset_peak_memory_stats()
+    learner = Learner(config, classes, device)
+    learner.model.train()
+    meter = Meter(device)
+
+    def step(batch: ViewBatch) -> None:
+        """The trainer's step, with a learning rate of 0: many steps on few images would overfit."""
+        learner.start_step(0)
+        meter.add(*learner.backward(batch.to(device)), weight=1.0)
+        learner.update(rate=0.0)
+
+    batches = _endless(config, images)
+    for _ in range(3):
+        step(next(batches))
+    waited, started = _train(step, batches, steps, device)
+    seconds = (time.perf_counter() - started) / steps
+    stages = _stages(step, next(batches), steps, device)
+    memory = torch.cuda.max_memory_allocated() / 1e6
+    alone = config.images_per_step * _batches_per_second(config, images)
+    views = config.optim.batch_size
+    return [
+        *(config.view.views, views, config.images_per_step / seconds, views / seconds),
+        *(1e3 * seconds, 1e3 * waited / steps, alone),
+        *(1e3 * _view_seconds(config, device), *stages, memory),
+    ]
+
+
+def _train(
+    step: Any, batches: Iterator[ViewBatch], steps: int, device: torch.device
+) -> tuple[float, float]:
+    """Run steps with the loader; the seconds waited for it, and when they started."""
+    synchronize(device)
+    waited, started = 0.0, time.perf_counter()
+    for _ in range(steps):
+        asked = time.perf_counter()
+        batch = next(batches)
+        waited += time.perf_counter() - asked
+        step(batch)
+    synchronize(device)
+    return waited, started
+
+
+def _stages(step: Any, batch: ViewBatch, steps: int, device: torch.device) -> list[float]:
+    """Milliseconds of each stage on the training stream, without a loader."""
+    events: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = defaultdict(list)
+
+    @contextmanager
+    def timed(name: str) -> Iterator[None]:
+        ends = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        ends[0].record()
+        yield
+        ends[1].record()
+        events[name].append(ends)
+
+    trace.trace_with(timed)
+    try:
+        for _ in range(steps):
+            step(batch)
+    finally:
+        trace.stop_tracing()
+    synchronize(device)
+    return [median(a.elapsed_time(b) for a, b in events[name]) for name in STAGES]
+
+
+def _view_seconds(config: TrainConfig, device: torch.device) -> float:
+    """Seconds to make the views of a step on the GPU, from decoded images."""
+    shape = (375, 500, 3) if config.view.size > 64 else (40, 50, 3)
+    image = torch.randint(256, shape, dtype=torch.uint8, device=device)
+    images = [image] * config.images_per_step
+    plan = fastaug.plan_views(images, views=config.view.views, size=config.view.size)
+    fastaug.make_views(images, plan)
+    loops = 1 if config.view.size <= 64 else 5
+    return seconds_of(lambda: fastaug.make_views(images, plan), loops, device) / loops
