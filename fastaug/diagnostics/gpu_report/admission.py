@@ -69,13 +69,15 @@ def _compare_losses(recorder: Recorder) -> None:
 
 def _compare_views(recorder: Recorder) -> None:
     size, count = (16, 2) if recorder.quick else (224, 8)
+    shape = (40, 50, 3) if recorder.quick else (375, 500, 3)
     columns = [("augmentation", ""), ("K", ""), ("size", "px"), ("largest error", "x tolerance")]
     columns += [("values that differ", "%"), ("time per call", "ms"), ("views/s", "1/s")]
-    recorder.table("views", f"The fused view engine on {count} images of 500 x 375", columns)
+    recorder.table(
+        "views", f"The fused view engine on {count} images of {shape[1]} x {shape[0]}", columns
+    )
     for augment in ("crop-flip", "randaugment"):
         for views in _VIEWS[:1] if recorder.quick else _VIEWS:
             with recorder.check(f"view engine: {augment}, {size} px, K={views}") as found:
-                shape = (40, 50, 3) if recorder.quick else (375, 500, 3)
                 images = [torch.randint(256, shape, dtype=torch.uint8) for _ in range(count)]
                 plan = fastaug.plan_views(images, views=views, size=size, augment=augment)
                 on_gpu = [image.cuda() for image in images]

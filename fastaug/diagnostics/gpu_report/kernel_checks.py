@@ -225,7 +225,7 @@ def make_logits(
 def _exact(logits: Tensor, targets: Tensor | None, **settings: Any) -> tuple[Tensor, ...]:
     """nll, kl and the gradient of each image by the reference, in float64 on the CPU."""
     defaults = {"average": "losses", "kl_weight": 1.0, "label_smoothing": 0.0, "need_grad": True}
-    return ReferenceKernel().value_and_grad(logits.double(), targets, **{**defaults, **settings})  # type: ignore[arg-type, return-value]
+    return ReferenceKernel().value_and_grad(logits.double(), targets, **{**defaults, **settings})  # type: ignore[return-value]
 
 
 def errors(
@@ -261,6 +261,6 @@ def run_kernel(
     """On tensors that are on the GPU: nll, kl and the gradient of the loss."""
     logits = logits.detach().requires_grad_()
     defaults = {"average": "losses", "kl_weight": 1.0, "label_smoothing": 0.0}
-    terms = loss_terms(kernel, logits, targets, **{**defaults, **settings})  # type: ignore[arg-type]
+    terms = loss_terms(kernel, logits, targets, **{**defaults, **settings})
     (grad,) = torch.autograd.grad(terms.loss, logits)
     return terms.nll, terms.kl, grad

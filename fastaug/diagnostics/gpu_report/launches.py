@@ -65,12 +65,8 @@ def count_calls(trace: dict[str, Any]) -> StepCalls | None:
     end = max(event["ts"] + event["dur"] for event in ranges)
     names = Counter(event["name"] for event in calls if start <= event["ts"] <= end)
 
-    def per_step(*parts: str) -> float:
-        return sum(n for name, n in names.items() if any(part in name for part in parts)) / steps
+    def per_step(kind: str) -> float:
+        return sum(count for name, count in names.items() if kind in name) / steps
 
-    return StepCalls(
-        per_step("LaunchKernel"),
-        per_step("GraphLaunch"),
-        per_step("Synchronize"),
-        per_step("Memcpy"),
-    )
+    kinds = ("LaunchKernel", "GraphLaunch", "Synchronize", "Memcpy")  # of StepCalls
+    return StepCalls(*map(per_step, kinds))

@@ -103,7 +103,7 @@ def _resumed(config: TrainConfig) -> None:
 
 
 def _in_memory(config: TrainConfig, file: Path) -> None:
-    """Needs no decoder: the images are in the GPU's memory, and the views are equal to the CPU's."""
+    """Needs no decoder: the images are in GPU memory, and the views equal those of the CPU."""
     random = np.random.default_rng(0)
     sets: dict[str, Any] = {}
     for split, count in (("", 16), ("test_", 4)):

@@ -11,10 +11,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-_PATH = re.compile(r"(?<![\w/.:~<-])~?/(?:[^\s/:,;'\"()<>\[\]{}|`]+/)*([^\s/:,;'\"()<>\[\]{}|`]*)")
+_NAME = r"[^\s/:,;'\"()<>\[\]{}|`]+"
+_PATH = re.compile(rf"(?<![\w/.:~<-])(?:~/?|/)(?:{_NAME}/)*({_NAME})/?")
 """An absolute path, or one below a home folder; URLs have a colon or slash before theirs."""
 _SHORTEST = 3
 """Letters of a name that is removed: "ci" is part of too many words."""
+_COMMON = {"", "localhost", "127.0.0.1", "127.0.1.1", "root", "user"}
+"""Names that tell nothing."""
 
 
 def scrub(value: Any) -> Any:
@@ -43,11 +46,10 @@ def _names() -> Iterator[tuple[str, str]]:
         hosts.add(socket.getfqdn())
         hosts.add(socket.gethostbyname(socket.gethostname()))
     hosts |= {host.partition(".")[0] for host in hosts if not host[:1].isdigit()}
-    hosts -= {"localhost", "127.0.0.1", "127.0.1.1"}
     users = {os.environ.get("USER", ""), os.environ.get("LOGNAME", ""), Path.home().name}
     with suppress(OSError, KeyError):
         users.add(getpass.getuser())
     found = dict.fromkeys(users, "USER") | dict.fromkeys(hosts, "HOST")
     for name in sorted(found, key=len, reverse=True):
-        if len(name) >= _SHORTEST:
+        if len(name) >= _SHORTEST and name.lower() not in _COMMON:
             yield name, found[name]

@@ -1,4 +1,4 @@
-"""Short trainings on the GPU in each precision, and on two GPUs, against the CPU's curve in fp32."""
+"""Short trainings in each precision, and on two GPUs, against the CPU's loss curve in fp32."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from fastaug.settings import flag
 _STEPS, _QUICK_STEPS = 40, 3
 _LAST = 10
 """Steps whose mean loss is compared: single steps drift apart, as rounding errors grow."""
+_LINES = 12
 _LIMITS = {"fp32": (1e-3, 0.05), "tf32": (5e-3, 0.1)}
 _HALF = (2e-2, 0.15)
 """Largest relative difference of the loss of the first step, and of the mean over the last ones; of
@@ -85,11 +86,12 @@ def _torchrun(config: TrainConfig, ranks: int) -> None:
         port = found.getsockname()[1]
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
     command += ["--master-addr", "127.0.0.1", "--master-port", str(port), "-m", "fastaug.train"]
-    command += ["--recipe", "none"]
     command += [word for name, value in settings.items() for word in (flag(name), str(value))]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        last = "\n".join((done.stdout + done.stderr).rstrip().splitlines()[-12:])
+        lines = (done.stdout + done.stderr).rstrip().splitlines()
+        errors = [line for line in lines if "error: " in line]  # of fastaug.train: one line each
+        last = "\n".join(errors or lines[-_LINES:])
         raise RuntimeError(f"torchrun ended with exit code {done.returncode}:\n{last}")
 
 
