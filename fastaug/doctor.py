@@ -30,8 +30,8 @@ class DoctorConfig:
     json: str = ""
     """Also write the results to this JSON file."""
     gpu_report: str = ""
-    """Check and measure everything on the GPUs, in about five minutes, and write an HTML and a JSON
-    file to send to us; a file or folder, by default gpu-report.html and .json here."""
+    """Check and measure all on the GPUs, in five minutes, as HTML and JSON: a file or folder, by
+    default gpu-report.html and .json here."""
     parts: str = ""
     """Parts of --gpu-report, such as decode,training; default: all."""
     debug: bool = False
@@ -39,7 +39,8 @@ class DoctorConfig:
 
 
 def main(args: Sequence[str]) -> int:
-    options = cli.parse(DoctorConfig, _with_default(args), prog="python -m fastaug.doctor")
+    args = cli.with_value(args, "--gpu-report", ".")
+    options = cli.parse(DoctorConfig, args, prog="python -m fastaug.doctor")
     if options.gpu_report:
         from fastaug.diagnostics.gpu_report.command import make_gpu_report
 
@@ -63,16 +64,6 @@ def main(args: Sequence[str]) -> int:
         except OSError as error:
             raise ConfigError(f"--json {out}: cannot be written ({error.strerror})") from error
     return int(any(fact.failed for fact in facts))
-
-
-def _with_default(args: Sequence[str]) -> list[str]:
-    """The value of --gpu-report may be omitted: the current folder."""
-    words = list(args)
-    for place, word in enumerate(words):
-        last = place + 1 == len(words) or words[place + 1].startswith("--")
-        if word in ("--gpu-report", "--gpu_report") and last:
-            words.insert(place + 1, ".")
-    return words
 
 
 def examine(devices: Sequence[torch.device], *, timed: bool) -> tuple[dict[str, Any], list[Fact]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,7 +17,7 @@ from fastaug.diagnostics.gpu_report.recorder import is_stand_in
 from fastaug.diagnostics.gpu_report.results import GpuReport, PartResult
 from fastaug.diagnostics.gpu_report.runner import Part, run_parts
 from fastaug.diagnostics.gpu_report.scrub import scrub
-from fastaug.errors import ConfigError, first_line, printable, suggest
+from fastaug.errors import ConfigError, printable, suggest
 from fastaug.runs.console import show_table
 from fastaug.runtime.atomic import atomic_write, write_json
 
@@ -120,7 +120,10 @@ def _say(line: str) -> None:
 
 
 def _show(report: GpuReport, files: Files) -> None:
-    rows = [(part.name, f"{part.outcome}{_why(part)}") for part in report.parts]
+    rows = [
+        (part.name, part.outcome + (f": {part.reason}" if part.reason else _counts(part)))
+        for part in report.parts
+    ]
     title = "GPU report" + (" (stand-in GPUs: times mean nothing)" if report.stand_in else "")
     show_table(title, rows)
     print("attach these to an issue; no name of this machine or its user is in them:")
@@ -128,17 +131,6 @@ def _show(report: GpuReport, files: Files) -> None:
         print(f"  {printable(str(file))}")
 
 
-def _why(part: PartResult) -> str:
-    """A short reason for a part that did not pass, else the number of its checks."""
-    counts = f"{part.count('passed')} of {len(part.checks)} checks"
-    if part.outcome == "passed":
-        skipped = part.count("skipped")
-        return f", {counts}" + (f", {skipped} skipped" if skipped else "")
-    reasons: Sequence[str] = [
-        f"{check.name}: {check.detail.splitlines()[-1] if check.detail else ''}"
-        for check in part.checks
-        if check.outcome == part.outcome
-    ]
-    more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
-    reason = part.detail or (f"{reasons[0]}{more}" if reasons else "")
-    return f": {first_line(reason)}" if reason else ""
+def _counts(part: PartResult) -> str:
+    text = f", {part.count('passed')} of {len(part.checks)} checks"
+    return text + (f", {skipped} skipped" if (skipped := part.count("skipped")) else "")

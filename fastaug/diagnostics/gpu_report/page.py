@@ -88,7 +88,7 @@ def _plots(report: GpuReport, compared: list[Compared]) -> Iterator[Plot | None]
         if each := predicted.get(row["K"]):
             bar = bar._replace(predicted=each.predicted, low=each.low, high=each.high)
         bars.append(bar)
-    yield bar_plot("images/s of training", "views of each image", bars)
+    yield bar_plot("images/s of training", bars)
     stages = {f"K={row['K']}": {name: row[name] for name in _STAGES} for row in rows}
     yield stacked_plot("stages of a step on the GPU", stages, "ms")
     curves = _records(report, "training", "curves")

@@ -23,7 +23,7 @@ class Bar(NamedTuple):
     high: float = 0.0
 
 
-def bar_plot(title: str, x_label: str, bars: Sequence[Bar]) -> Plot | None:
+def bar_plot(title: str, bars: Sequence[Bar]) -> Plot | None:
     """Vertical bars with their values, and predictions as marks with a range."""
     if not bars:
         return None
@@ -48,7 +48,7 @@ def bar_plot(title: str, x_label: str, bars: Sequence[Bar]) -> Plot | None:
         }
         for place, bar in enumerate(bars)
     ]
-    return {"title": title, "x_label": x_label, "bars": drawn}
+    return {"title": title, "bars": drawn}
 
 
 def stacked_plot(title: str, rows: Mapping[str, Mapping[str, float]], unit: str) -> Plot | None:

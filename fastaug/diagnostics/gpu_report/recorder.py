@@ -26,6 +26,10 @@ class SkippedCheck(Exception):
     """A check cannot run here; the message says why."""
 
 
+class GpuLostError(Exception):
+    """This process can no longer use the GPU, because of a check that has failed."""
+
+
 class Check(NamedTuple):
     """A named check. run() raises if it fails, and may return a line on what it found."""
 
@@ -51,7 +55,6 @@ class Recorder:
 
     def __init__(self, file: Path, folder: Path, *, quick: bool) -> None:
         self._file = file
-        self._dead = ""
         self.folder = folder
         """For files that the part needs; removed after the run."""
         self.quick = quick
@@ -65,12 +68,13 @@ class Recorder:
 
     @contextmanager
     def check(self, name: str) -> Iterator[list[str]]:
-        """Record the block as a check. It may append to the list what it has found."""
-        started, found = time.perf_counter(), list[str]()
+        """Record the block as a check. It may append to the list what it has found.
+
+        GpuLostError ends the part if the block fails and leaves the GPU unusable.
+        """
+        started, found, lost = time.perf_counter(), list[str](), False
         outcome: Outcome = "passed"
         try:
-            if self._dead:
-                raise SkippedCheck(f"not run: the GPU cannot be used after {self._dead!r}")
             yield found
             if torch.cuda.is_initialized():
                 torch.cuda.synchronize()  # a faulting kernel may only show here
@@ -78,14 +82,20 @@ class Recorder:
             outcome, found = "skipped", [str(error)]
         except Exception as error:  # drivers, packages and kernels may raise anything
             outcome, found = "failed", [_last_lines(error)]
-            self._dead = self._dead or (name if _gpu_is_lost() else "")
-        seconds = time.perf_counter() - started
-        detail = "; ".join(filter(None, found))
-        self._write("check", asdict(CheckResult(name, outcome, round(seconds, 3), detail)))
+            lost = _gpu_is_lost()
+        seconds = round(time.perf_counter() - started, 3)
+        self._write_check(CheckResult(name, outcome, seconds, "; ".join(filter(None, found))))
+        if lost:
+            raise GpuLostError(f"not run: the GPU cannot be used after {name!r}")
 
-    def fail(self, name: str, error: Exception) -> None:
-        """Record an error as a failed check."""
-        self._write("check", asdict(CheckResult(name, "failed", 0.0, _last_lines(error))))
+    def end(self, error: Exception | None = None) -> None:
+        """The part is done. error: what ended it before, outside of its checks."""
+        if error is not None:
+            lost = isinstance(error, GpuLostError)
+            outcome: Outcome = "skipped" if lost else "failed"
+            detail = str(error) if lost else _last_lines(error)
+            self._write_check(CheckResult("all other checks", outcome, 0.0, detail))
+        self._write("end", {})
 
     def table(self, name: str, title: str, columns: Sequence[tuple[str, str]]) -> None:
         """Start a table: (name, unit) of each column."""
@@ -94,8 +104,8 @@ class Recorder:
     def row(self, table: str, *cells: Any) -> None:
         self._write("row", {"table": table, "cells": [_cell(cell) for cell in cells]})
 
-    def end(self) -> None:
-        self._write("end", {})
+    def _write_check(self, result: CheckResult) -> None:
+        self._write("check", asdict(result))
 
     def _write(self, kind: str, content: dict[str, Any]) -> None:
         with open(self._file, "a", encoding="utf-8") as file:
@@ -135,6 +145,7 @@ def _gpu_is_lost() -> bool:
     """True if an error has ended this process' use of the GPU: CUDA reports it in every call."""
     try:
         if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
             torch.zeros(1, device="cuda").add_(1).cpu()
     except Exception:
         return True

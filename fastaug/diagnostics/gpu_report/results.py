@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, Literal, get_args
 
 from fastaug.errors import ConfigError
@@ -61,6 +62,18 @@ class PartResult:
 
     def count(self, outcome: Outcome) -> int:
         return sum(check.outcome == outcome for check in self.checks)
+
+    @property
+    def reason(self) -> str:
+        """One line on why it did not pass; "" if it did."""
+        checks = [check for check in self.checks if check.outcome == self.outcome]
+        if self.outcome == "passed" or (not checks and not self.detail):
+            return ""
+        if self.detail:
+            return self.detail
+        last = checks[0].detail.rstrip().rpartition("\n")[2]
+        more = f" (and {len(checks) - 1} more)" if len(checks) > 1 else ""
+        return shorten(f"{checks[0].name}: {last}", 160, placeholder=" ...") + more
 
     def table(self, name: str) -> TableResult | None:
         return next((table for table in self.tables if table.name == name), None)

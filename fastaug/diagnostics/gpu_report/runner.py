@@ -168,9 +168,9 @@ def _work(
     recorder = Recorder(records, folder, quick=quick)
     try:
         run(recorder)
+        recorder.end()
     except Exception as error:  # outside of its checks
-        recorder.fail("all other checks", error)
-    recorder.end()
+        recorder.end(error)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # torch and DALI may hang or crash while Python shuts down
