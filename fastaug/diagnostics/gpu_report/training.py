@@ -24,10 +24,11 @@ _STEPS, _QUICK_STEPS = 40, 3
 _LAST = 10
 """Steps whose mean loss is compared: single steps drift apart, as rounding errors grow."""
 _LINES = 12
-_LIMITS = {"fp32": (1e-3, 0.05), "tf32": (5e-3, 0.1)}
-_HALF = (2e-2, 0.15)
-"""Largest relative difference of the loss of the first step, and of the mean over the last ones; of
-the two half precisions and any other."""
+_LIMITS = {"fp32": (1e-5, 2e-3)}
+_ROUNDED = (2e-3, 1e-2)
+"""Largest relative difference of the loss of the first step, and of the mean over the last ones, in
+fp32 and in all other precisions. On a CPU, another kernel in fp32 makes 8e-8 and 3e-5, bf16 2e-4
+and 4e-4. Products in TF32 are outside of the limits of fp32."""
 
 
 def training_part(recorder: Recorder) -> None:
@@ -40,7 +41,7 @@ def training_part(recorder: Recorder) -> None:
             changes = {"kernel": "reference"} if recorder.quick else {}
             losses = _fit(config, precision, device="cuda", precision=precision, **changes)
             _row(recorder, precision, losses, expected)
-            found.append(_compared(losses, expected, _LIMITS.get(precision, _HALF)))
+            found.append(_compared(losses, expected, _LIMITS.get(precision, _ROUNDED)))
 
 
 def two_gpus_part(recorder: Recorder) -> None:
