@@ -395,11 +395,10 @@ def report_table(found: Sequence[Compared]) -> Table:
     lines = []
     for one in found:
         name = f"{one.quantity}, {one.unit}" + (f", K={one.k}" if one.k else "")
-        band = " to ".join(map(short, sorted((one.low, one.high))))
-        cells = [short(one.measured), short(one.predicted), band, f"{one.ratio:.2f}"]
-        lines.append([name, *cells, "yes" if one.inside else "no"])
-    head = ["figure", "measured", "predicted", "band", "measured / predicted", "in the band"]
-    return Table(head, lines)
+        values = (one.measured, one.predicted, *sorted((one.low, one.high)))
+        inside = "yes" if one.inside else "no"
+        lines.append([name, *map(short, values), f"{one.ratio:.2f}", inside])
+    return Table(["figure", "measured", "predicted", "from", "to", "ratio", "in range"], lines)
 
 
 def check_table(run: Sequence[Mapping[str, Any]]) -> Table:

@@ -41,6 +41,12 @@ class DoctorConfig:
 def main(args: Sequence[str]) -> int:
     args = cli.with_value(args, "--gpu-report", ".")
     options = cli.parse(DoctorConfig, args, prog="python -m fastaug.doctor")
+    if options.gpu_report and (options.json or options.device != "all"):
+        given = f"--json {options.json}" if options.json else f"--device {options.device}"
+        raise ConfigError(
+            f"{given}: --gpu-report writes its own JSON and takes the GPUs that are visible; omit "
+            "it, or set CUDA_VISIBLE_DEVICES"
+        )
     if options.gpu_report:
         from fastaug.diagnostics.gpu_report.command import make_gpu_report
 

@@ -20,6 +20,7 @@ from report_page import check_page
 from torch import nn
 
 from fastaug import cli, doctor
+from fastaug.config import TrainConfig
 from fastaug.diagnostics import step_model
 from fastaug.diagnostics.gpu_report import prediction, sanitizer, throughput, training
 from fastaug.diagnostics.gpu_report import recorder as recorder_module
@@ -333,6 +334,29 @@ def test_what_the_sanitizer_watches_ends_with_an_error_if_a_check_fails(
         sanitizer.main("bad")
 
 
+def test_a_step_that_does_not_fit_into_memory_gets_smaller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """128 views fit; the larger K then start there."""
+    tried = []
+
+    def measure(config: TrainConfig, *args: object, **flags: object) -> list:
+        tried.append((config.view.views, config.optim.batch_size))
+        if config.optim.batch_size > 128:
+            raise torch.OutOfMemoryError
+        return [config.view.views, config.optim.batch_size, *ROW[2:]]
+
+    monkeypatch.setattr(throughput, "_measure", measure)
+    monkeypatch.setattr(throughput, "_loader", lambda: "dali")
+    monkeypatch.setattr(throughput, "_images", lambda *args: None)
+    monkeypatch.setattr(throughput, "_batches_per_second", lambda *args: 2.0)
+    throughput.throughput_part(Recorder(tmp_path / "r.jsonl", tmp_path, quick=False))
+    assert tried == [(1, 256), (1, 128), (2, 128), (4, 128), (8, 128), (16, 128)]
+    tables = {table.name: table.records() for table in read_records(tmp_path / "r.jsonl").tables}
+    assert [row["views in a step"] for row in tables["throughput"]] == [128] * 5
+    assert tables["decode"] == [{"loader": "dali", "images/s": 512.0}]
+
+
 def test_ranges_can_be_given_to_another_recorder() -> None:
     names: list[str] = []
 
@@ -380,6 +404,8 @@ def test_the_files_of_a_report(tmp_path: Path) -> None:
         (["--gpu-report", "{}/no/such/file"], "--gpu-report"),
         (["--parts", "decode"], "--parts decode"),
         (["--gpu-report", "--quick"], "--gpu-report"),  # torch finds no GPU
+        (["--gpu-report", "--device", "cuda:1"], "--device cuda:1"),
+        (["--gpu-report", "--json", "a.json"], "--json a.json"),
     ],
 )
 def test_mistakes_end_with_one_line(

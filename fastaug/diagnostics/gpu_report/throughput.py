@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -15,13 +15,14 @@ import torch
 
 import fastaug
 from fastaug.config import TrainConfig
+from fastaug.data.config import DataConfig
 from fastaug.data.image_set import ImageSet
 from fastaug.diagnostics import photos
 from fastaug.diagnostics.gpu_report.decode import require_gpu_decoder
 from fastaug.diagnostics.gpu_report.recorder import Recorder
 from fastaug.diagnostics.timing import seconds_of, synchronize
 from fastaug.engine.learner import Learner
-from fastaug.engine.loaders import build_loader
+from fastaug.engine.loaders import build_loader, scan_configured
 from fastaug.engine.metrics import Meter
 from fastaug.runtime import trace
 from fastaug.views.batch import ViewBatch
@@ -97,23 +98,24 @@ def _images(folder: Path, quick: bool) -> ImageSet:
     for number, file in enumerate(files):
         photos.save_picture(file, (number,))
     labels = np.arange(count * times) % len(photos.CLASSES)
-    return ImageSet("photos", photos.CLASSES, labels, files=tuple(files * times))
+    images = ImageSet("photos", photos.CLASSES, labels, files=tuple(files * times))
+    return scan_configured(DataConfig(), images)
 
 
 def _batches_per_second(config: TrainConfig, images: ImageSet, seconds: float) -> float:
     """Speed of the loader alone, over at least this time."""
-    batches = _endless(config, images)
-    next(batches)
-    next(batches)
-    done, started = 0, time.perf_counter()
-    while done < 2 or time.perf_counter() - started < seconds:
+    with closing(_endless(config, images)) as batches:
         next(batches)
-        done += 1
-    synchronize(torch.device("cuda"))
-    return done / (time.perf_counter() - started)
+        next(batches)
+        done, started = 0, time.perf_counter()
+        while done < 2 or time.perf_counter() - started < seconds:
+            next(batches)
+            done += 1
+        synchronize(torch.device("cuda"))
+        return done / (time.perf_counter() - started)
 
 
-def _endless(config: TrainConfig, images: ImageSet) -> Iterator[ViewBatch]:
+def _endless(config: TrainConfig, images: ImageSet) -> Generator[ViewBatch]:
     loader = build_loader(config, images)
     while True:
         yield from loader
@@ -136,11 +138,11 @@ def _measure(
         meter.add(*learner.backward(batch.to(device)), weight=1.0)
         learner.update(rate=0.0)
 
-    batches = _endless(config, images)
-    for _ in range(3):
-        step(next(batches))
-    per_step, waited = _train(step, batches, steps, device)
-    stages = _stages(step, next(batches), steps, device)
+    with closing(_endless(config, images)) as batches:
+        for _ in range(3):
+            step(next(batches))
+        per_step, waited = _train(step, batches, steps, device)
+        stages = _stages(step, next(batches), steps, device)
     memory = torch.cuda.max_memory_allocated() / 1e6
     alone = config.images_per_step * _batches_per_second(config, images, seconds)
     views = config.optim.batch_size
