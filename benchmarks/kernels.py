@@ -31,7 +31,7 @@ from torch import Tensor
 from fastaug import cli
 from fastaug.kernels.config import Average
 from fastaug.kernels.registry import load_kernel
-from fastaug.runtime.device import resolve_device
+from fastaug.runtime.device import use_device
 
 NAME = "kernels"
 COLUMNS = (
@@ -125,7 +125,7 @@ def main(args: Sequence[str]) -> int:
     if options.plot_only:
         conclude(path)
         return 0
-    device = resolve_device(options.device)
+    device = use_device(options.device)
     if options.threads:
         torch.set_num_threads(options.threads)
     file = results.ResultFile(path, COLUMNS)

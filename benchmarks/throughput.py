@@ -44,8 +44,9 @@ from fastaug.data.scan import scan_and_check
 from fastaug.data.sources import open_split_or_flat
 from fastaug.diagnostics.photos import cifar_like, photo_folder
 from fastaug.errors import ConfigError, suggest
+from fastaug.runtime.arithmetic import set_arithmetic
 from fastaug.runtime.cores import core_count
-from fastaug.runtime.device import avoid_broken_cpu_arithmetic, keep_freed_memory, resolve_device
+from fastaug.runtime.device import avoid_broken_cpu_arithmetic, keep_freed_memory, use_device
 
 CHECKED = 3
 """Batches of each loader that are checked before it is timed."""
@@ -90,7 +91,7 @@ class Options:
     """Side of a view in pixels."""
     batch_size: int = 0
     """Views in a batch; 0: 256 on a GPU, 32 on a CPU."""
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
     """Precision of the network; auto: bf16 on a GPU, fp32 on a CPU."""
     device: str = "auto"
     """auto, cpu, cuda or cuda:N."""
@@ -198,10 +199,11 @@ class Benchmark:
 
     def __init__(self, options: Options) -> None:
         self._options = options
-        self._device = resolve_device(options.device)
+        self._device = use_device(options.device)
         self._base = _config(options, self._device)
         for views in options.views:
             self._base.replace(views=views)  # a K that does not divide the batch is an error now
+        set_arithmetic(self._device, self._base.run.precision)
         avoid_broken_cpu_arithmetic(self._device, self._base.run.precision)
         keep_freed_memory(self._device)
         self._images = _open_images(options)

@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field, fields, is_dataclass, make_dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -123,13 +123,22 @@ def parse_training(
         frozen=True,
     )
     flags.__doc__ = kind.__doc__
-    # Replaced before parsing: a config is checked as a whole when it is made.
-    words = [word for a in args for word in (("--loader", "dali") if a == "--dali" else (a,))]
+    words = list(_without_short_forms(args))
     # tyro only has the form of a switch that changes the default.
     as_default = {switch(n, on) for n, on in default.to_flat().items() if isinstance(on, bool)}
     words = [word for word in words if word.replace("_", "-") not in as_default]
     parsed: Any = parse(flags, words, prog=prog)
     return parsed.config
+
+
+def _without_short_forms(args: Sequence[str]) -> Iterator[str]:
+    """--dali, --compile without a value and --no-compile in full. Replaced before parsing: a config
+    is checked as a whole when it is made."""
+    forms = {"--dali": ("--loader", "dali"), "--no-compile": ("--compile", "off")}
+    for word, following in itertools.zip_longest(args, args[1:], fillvalue="--"):
+        yield from forms.get(word, (word,))
+        if word == "--compile" and following.startswith("-"):
+            yield "default"
 
 
 def output_file(flag: str, named: str) -> Path:

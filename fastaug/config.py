@@ -20,8 +20,11 @@ from fastaug.runs.config import RunConfig
 from fastaug.settings import flag
 from fastaug.views.config import ViewConfig
 
+HALF_PRECISIONS = ("bf16", "fp16")
 _RENAMED = {"optimiser": "optimizer", "normalise": "normalize"}
 """Settings of earlier versions, and what they are called now."""
+_COMPILE = {False: "off", True: "default"}
+"""--compile of earlier versions, which was a switch."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         view, loader, precision = self.view, self.data.loader, self.run.precision
-        if view.views_dtype != "fp32" and precision == "fp32":
+        if view.views_dtype in HALF_PRECISIONS and precision not in HALF_PRECISIONS:
             raise ConfigError(
                 f"--views-dtype {view.views_dtype} needs --precision fp16 or bf16, got {precision}"
             )
@@ -51,7 +54,26 @@ class TrainConfig:
             raise ConfigError(
                 f"--randaugment-policy dali needs --loader dali, got --loader {loader}; add --dali"
             )
+        if self.run.compiles_to_graphs and self.optim.accumulate > 1:
+            raise ConfigError(
+                f"--compile {self.run.compile} overwrites gradients that are accumulated, got "
+                f"--accumulate {self.optim.accumulate}; use --compile default"
+            )
+        if self.run.cuda_graph and self.optim.optimizer != "sgd":
+            raise ConfigError(
+                f"--cuda-graph needs --optimizer sgd, got {self.optim.optimizer}; omit it"
+            )
         self.images_per_part()
+
+    @property
+    def resolved_view(self) -> ViewConfig:
+        """The settings of the views, with the dtype that --views-dtype auto stands for."""
+        if self.view.views_dtype != "auto":
+            return self.view
+        precision = self.run.precision
+        # The network would cast them anyway, to the same values.
+        dtype: Any = precision if precision in HALF_PRECISIONS else "fp32"
+        return replace(self.view, views_dtype=dtype)
 
     @property
     def images_per_step(self) -> int:
@@ -91,6 +113,8 @@ class TrainConfig:
         have it."""
         current = {_RENAMED.get(name, name): value for name, value in settings.items()}
         try:
+            if "compile" in current:
+                current["compile"] = _COMPILE.get(current["compile"], current["compile"])
             return cls.from_flat(**current)
         except (ConfigError, TypeError) as error:
             raise ConfigError(f"{error} (written by another version of fastaug?)") from error

@@ -15,6 +15,7 @@ from fastaug.engine.evaluation import evaluate_checkpoint
 from fastaug.engine.metrics import metric_rows
 from fastaug.runs.checkpoint import checkpoint_file, load_checkpoint
 from fastaug.runs.console import show_table
+from fastaug.runtime.arithmetic import arithmetic_in_force
 from fastaug.runtime.atomic import write_json
 from fastaug.runtime.device import environment, resolve_device
 from fastaug.runtime.torchrun import join_process_group
@@ -42,7 +43,7 @@ class EvaluateConfig(Settings):
     """Loader processes (torch) or threads (dali). -1: one fewer than the cores, 1 to 8."""
     device: str = "auto"
     """auto, cpu, cuda, or cuda:N."""
-    precision: Literal["as-trained", "fp32", "bf16", "fp16"] = "as-trained"
+    precision: Literal["as-trained", "fp32", "tf32", "bf16", "fp16"] = "as-trained"
     """Precision of the forward pass."""
     seed: int = setting(0, at_least=0)
     """Seed of the views."""
@@ -68,8 +69,10 @@ def main(args: Sequence[str]) -> int:
             show_table("fastaug evaluate", rows + metric_rows(measures, config.eval.tta))
         if group.is_first and out is not None:
             result = {"checkpoint": str(path), "data": images.name, "tta": config.eval.tta}
-            used = environment(resolve_device(config.run.device))
-            write_json(out, result | {"measures": measures, "environment": used})
+            device = resolve_device(config.run.device)
+            used = {"precision": arithmetic_in_force(device, config.run.precision)}
+            result |= {"measures": measures, "environment": environment(device) | used}
+            write_json(out, result)
     return 0
 
 

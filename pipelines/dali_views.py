@@ -19,8 +19,9 @@ from torch import Tensor
 from fastaug.data.image_set import ImageSet
 from fastaug.pipelines.decoder import Chunk
 from fastaug.pipelines.randaugment import check_families, encode, randaugment
+from fastaug.runtime.streams import SideStream
 from fastaug.runtime.trace import trace_range
-from fastaug.views.batch import VIEW_DTYPES
+from fastaug.views.batch import view_dtype
 from fastaug.views.config import ViewConfig
 from fastaug.views.philox import TRAIN_VIEWS
 from fastaug.views.plan import PAD, ViewPlans, draw_plans
@@ -42,6 +43,7 @@ class OperatorViews:
         pipeline: dict[str, Any],
     ) -> None:
         self._images, self._config, self._device = images, config, device
+        self._side = SideStream(device) if device.type == "cuda" else None
         if config.augment == "randaugment" and not config.uses_dali_policy:
             check_families()
         decoded_on = "cpu" if images.array is not None else pipeline["device"]
@@ -53,6 +55,11 @@ class OperatorViews:
             )
         self._warm_up(decoded_on, pipeline["prefetch_queue_depth"])
 
+    @property
+    def stream(self) -> torch.cuda.Stream | None:
+        """The GPU stream on which decoded images must be complete."""
+        return None if self._side is None else self._side.stream
+
     def start(self, work: tuple[Chunk, Any]) -> tuple[Chunk, Any]:
         """work: a chunk with its B images decoded by DALI, or None for images in memory."""
         batch, images = work
@@ -63,15 +70,26 @@ class OperatorViews:
         return batch, samples  # must stay alive until the views are made
 
     def finish(self, started: tuple[Chunk, Any]) -> tuple[Chunk, Tensor]:
-        batch, _ = started
-        config, count = self._config, len(batch.indices)
-        stream = None
-        if self._device.type == "cuda":
-            stream = torch.cuda.current_stream(self._device)
-        (views,) = self._viewer.outputs(cuda_stream=stream)
-        shape = (count, config.views, config.size, config.size, 3)
+        batch, samples = started
+        (views,) = self._viewer.outputs(cuda_stream=self.stream)
+        if self._side is None:
+            return batch, self._batch(batch, views)
+        self._side.release()
+        current = torch.cuda.current_stream(self._device)
+        # Copied on this stream: DALI would not know that the current one still reads its memory.
+        with torch.cuda.stream(self._side.stream):
+            made = self._batch(batch, views, copy=True)
+        current.wait_event(self._side.keep((samples, views)))
+        made.record_stream(current)
+        return batch, made
+
+    def _batch(self, batch: Chunk, views: Any, *, copy: bool = False) -> Tensor:
+        """[B, K, 3, S, S], stored B, K, S, S, 3."""
+        config = self._config
+        shape = (len(batch.indices), config.views, config.size, config.size, 3)
         made = torch.from_dlpack(views.as_tensor()).view(shape).permute(0, 1, 4, 2, 3)
-        return batch, made.to(VIEW_DTYPES[config.views_dtype])  # DALI does not make bf16
+        # DALI does not make bf16.
+        return made.to(view_dtype(config.views_dtype), copy=copy)
 
     def _from_memory(self, indices: np.ndarray) -> np.ndarray:
         """[B, H, W, 3] uint8, reflected at the edges for --crop pad."""
@@ -94,7 +112,12 @@ class OperatorViews:
             samples = np.repeat(images, views, axis=0)
         else:
             samples = [image for image in images for _ in range(views)]
-        self._viewer.feed_input("images", samples)
+        if self._side is None or isinstance(samples, np.ndarray):
+            self._viewer.feed_input("images", samples)
+        else:  # one kernel copies all of them, not B*K calls of cudaMemcpyAsync
+            self._viewer.feed_input(
+                "images", samples, cuda_stream=self._side.stream, use_copy_kernel=True
+            )
         return samples
 
     def _warm_up(self, decoded_on: str, depth: int) -> None:
@@ -112,7 +135,11 @@ class OperatorViews:
 
 
 # DALI has no operator that makes bf16: finish() casts.
-_DTYPES = {"fp32": types.FLOAT, "fp16": types.FLOAT16, "bf16": types.FLOAT}
+_DTYPES = {
+    torch.float32: types.FLOAT,
+    torch.float16: types.FLOAT16,
+    torch.bfloat16: types.FLOAT,
+}
 _INTERPOLATION = {"bicubic": types.INTERP_CUBIC, "bilinear": types.INTERP_LINEAR}
 
 
@@ -181,6 +208,6 @@ def normalized_views(images: DataNode, plan: dict[str, DataNode], config: ViewCo
         mirror=mirror,
         mean=list(mean),
         std=list(deviation),
-        dtype=_DTYPES[config.views_dtype],
+        dtype=_DTYPES[view_dtype(config.views_dtype)],
         output_layout="HWC",
     )

@@ -13,10 +13,10 @@ from nvidia.dali.data_node import DataNode
 
 from fastaug.data.config import DataConfig
 from fastaug.data.image_set import ImageSet, decode
+from fastaug.data.prefetch import prefetch
 from fastaug.data.retry import RetryError, check_size, read_with_retries, try_read
 from fastaug.data.sampler import BatchKey
 from fastaug.errors import DataError, first_line
-from fastaug.pipelines.prefetch import prefetch
 from fastaug.views.plan import PAD, ViewPlans
 
 READERS = 8
@@ -38,7 +38,7 @@ class Decoder:
     """Threads that read, and DALI's decoding pipeline.
 
     padded_size: side of the images, which get reflected borders (--crop pad with DALI's operators);
-    None: no borders.
+    None: no borders. stream: of the GPU that decodes, which reads the images and waits for them.
     """
 
     def __init__(
@@ -48,11 +48,11 @@ class Decoder:
         per_batch: int,
         padded_size: int | None,
         pipeline: dict[str, Any],
+        stream: torch.cuda.Stream | None,
     ) -> None:
-        self._images, self._depth = images, config.prefetch
+        self._images, self._depth, self._stream = images, config.prefetch, stream
         self._margin = 0 if padded_size is None else 2 * PAD
         self._blank_side = padded_size or 8
-        self._gpu: int | None = pipeline["device_id"]
         self._decoder = decode_pipeline(
             decode_memory=config.decode_memory,
             padded_size=padded_size,
@@ -107,7 +107,7 @@ class Decoder:
 
     def _decoded(self, chunk: Chunk) -> tuple[Chunk, Any]:
         try:
-            (decoded,) = self._decoder.outputs(cuda_stream=self._stream())
+            (decoded,) = self._decoder.outputs(cuda_stream=self._stream)
         except RuntimeError as error:
             self._raise_bad_images(chunk.indices)
             raise _retry_error(error) from error
@@ -116,11 +116,7 @@ class Decoder:
 
     def _discard(self, _chunk: Chunk) -> None:
         """Take the output of a scheduled run, or the pipeline would return it later."""
-        self._decoder.outputs(cuda_stream=self._stream())
-
-    def _stream(self) -> torch.cuda.Stream | None:
-        """The GPU stream that waits for the images, so that this thread does not."""
-        return None if self._gpu is None else torch.cuda.current_stream(self._gpu)
+        self._decoder.outputs(cuda_stream=self._stream)
 
     def _raise_bad_images(self, indices: np.ndarray) -> None:
         """Raise BadImagesError if there are images that DALI cannot decode: it does not name them.

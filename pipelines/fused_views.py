@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fastaug.data.device_array import DeviceArray, array_on
 from fastaug.data.image_set import ImageSet
 from fastaug.pipelines.decoder import Chunk
 from fastaug.views.config import ViewConfig
@@ -31,10 +32,16 @@ class FusedViews:
         device: torch.device,
     ) -> None:
         self._engine, self._spec, self._threads = engine, RenderSpec.of(config), threads
-        self._array: Tensor | None = None
-        if images.array is not None:  # kept on the device that makes the views
-            self._array = torch.from_numpy(np.ascontiguousarray(images.array)).to(device)
-            self._array_size = np.array(self._array.shape[1:3], np.int32)
+        self._array: DeviceArray | None = None
+        if images.array is not None:
+            self._array = array_on(device, images.array)
+            if self.stream is not None:
+                self.stream.wait_stream(torch.cuda.current_stream(device))
+
+    @property
+    def stream(self) -> torch.cuda.Stream | None:
+        """The GPU stream on which decoded images must be complete."""
+        return self._engine.stream
 
     def start(self, work: tuple[Chunk, Any]) -> tuple[Chunk, StartedViews]:
         """work: a chunk, and its decoded images (a DALI TensorList) or None for those in memory."""
@@ -42,7 +49,7 @@ class FusedViews:
         pictures = self._in_memory(chunk.indices) if images is None else _decoded(images)
         kept = self._array if images is None else images
         started = self._engine.start(
-            pictures, chunk.plans, self._spec, threads=self._threads, kept=kept
+            pictures, chunk.plans, self._spec, threads=self._threads, kept=kept, wait=False
         )
         return chunk, started
 
@@ -52,12 +59,13 @@ class FusedViews:
 
     def _in_memory(self, indices: np.ndarray) -> Pictures:
         assert self._array is not None
-        _, height, width, _ = self._array.shape
+        images = self._array.tensor
+        _, height, width, _ = images.shape
         bytes_of_image = np.uint64(height * width * 3)
         return Pictures(
-            np.uint64(self._array.data_ptr()) + indices.astype(np.uint64) * bytes_of_image,
+            np.uint64(images.data_ptr()) + indices.astype(np.uint64) * bytes_of_image,
             np.broadcast_to(np.int64(3 * width), len(indices)),
-            np.broadcast_to(self._array_size, (len(indices), 2)),
+            np.broadcast_to(np.array((height, width), np.int32), (len(indices), 2)),
         )
 
 

@@ -17,11 +17,11 @@ import torch
 from fastaug.data.config import DataConfig
 from fastaug.data.image_set import ImageSet
 from fastaug.data.loader import ViewLoader
+from fastaug.data.prefetch import prefetch
 from fastaug.data.sampler import BatchKey
 from fastaug.pipelines.dali_views import OperatorViews
 from fastaug.pipelines.decoder import Chunk, Decoder
 from fastaug.pipelines.fused_views import FusedViews
-from fastaug.pipelines.prefetch import prefetch
 from fastaug.runtime.cores import worker_count
 from fastaug.views.batch import ViewBatch
 from fastaug.views.config import ViewConfig
@@ -34,20 +34,17 @@ planning and calling the kernel takes Python longer than the kernel itself."""
 
 
 class DaliLoader(ViewLoader):
-    """An iterable of ViewBatch on the training device."""
+    """An iterable of ViewBatch, decoded by DALI."""
 
     def __init__(
         self,
         images: ImageSet,
         data: DataConfig,
         view: ViewConfig,
-        *,
-        device: torch.device,
         **sampling: Any,
     ) -> None:
         super().__init__(images, data, view, **sampling)
-        self._device = device
-        self._engine = resolve_engine(view, device, report=self._train)
+        self._engine = resolve_engine(view, self._device, report=self._train)
         self._stages: Stages | None = None
 
     def _pass(self, keys: list[BatchKey]) -> Iterator[ViewBatch]:
@@ -87,11 +84,12 @@ class Stages:
         device: torch.device,
     ) -> None:
         self._images, self._view, self._seed, self._depth = images, view, seed, data.prefetch
+        self._is_gpu = device.type == "cuda"
         threads = max(1, worker_count(data.workers))
         pipeline: dict[str, Any] = {
-            "device": "gpu" if device.type == "cuda" else "cpu",
+            "device": "gpu" if self._is_gpu else "cpu",
             "num_threads": threads,
-            "device_id": _gpu_number(device),
+            "device_id": device.index if self._is_gpu else None,
             # One more than is prefetched: otherwise, starting another would wait for the oldest.
             "prefetch_queue_depth": data.prefetch + 1,
         }
@@ -108,7 +106,9 @@ class Stages:
         if images.array is None:
             is_padded = self._viewer.padded and view.crop == "pad"
             size = view.size if is_padded else None
-            self._decoder = Decoder(images, data, images_per_batch, size, pipeline)
+            self._decoder = Decoder(
+                images, data, images_per_batch, size, pipeline, self._viewer.stream
+            )
 
     def run(self, keys: Iterable[BatchKey]) -> Iterator[ViewBatch]:
         """The batches of the keys, which are of one epoch, in order."""
@@ -117,6 +117,8 @@ class Stages:
             counts = [len(key.indices) for key in chunk.keys]
             for key, own in zip(chunk.keys, views.split(counts), strict=True):
                 labels = torch.from_numpy(self._images.labels[key.indices])
+                if self._is_gpu:
+                    labels = labels.pin_memory().to(own.device, non_blocking=True)
                 yield ViewBatch(own, labels, torch.from_numpy(key.indices))
 
     def decoded(self, keys: Iterable[BatchKey]) -> Iterator[tuple[Chunk, Any]]:
@@ -135,9 +137,3 @@ class Stages:
             epoch, purpose = own[0].epoch, own[0].purpose
             plans = draw_plans(self._view, self._seed, epoch, purpose, indices, sizes)
             yield Chunk(own, indices, plans)
-
-
-def _gpu_number(device: torch.device) -> int | None:
-    if device.type != "cuda":
-        return None
-    return torch.cuda.current_device() if device.index is None else device.index

@@ -54,7 +54,7 @@ def ffcv(
         )
     except ImportError as error:
         raise UnfitError(f"ffcv is not installed ({error})") from error
-    view = config.view
+    view = config.resolved_view
     for unfit, why in (
         (view.crop == "pad", "ffcv has no reflected padding"),
         (view.augment == "randaugment", "ffcv has no RandAugment"),

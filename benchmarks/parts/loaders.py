@@ -39,7 +39,7 @@ from fastaug.data.sampler import BatchSampler
 from fastaug.engine.loaders import build_loader, scan_configured
 from fastaug.errors import ConfigError, KernelUnavailableError
 from fastaug.runtime.cores import worker_count
-from fastaug.views.batch import VIEW_DTYPES
+from fastaug.views.batch import view_dtype
 from fastaug.views.config import ViewConfig
 from fastaug.views.engine import fused_engine, resolve_engine
 from fastaug.views.plan import PAD
@@ -127,7 +127,7 @@ def decode_only(
     shared = {"seed": config.run.seed, "images_per_batch": config.images_per_step}
     sampler = BatchSampler(images, train=True, **shared)
     engine = resolve_engine(config.view, device, report=False)
-    stages = Stages(images, config.data, config.view, engine, device=device, **shared)
+    stages = Stages(images, config.data, config.resolved_view, engine, device=device, **shared)
 
     def batches() -> Generator[Tensor]:
         keys = (key for epoch in itertools.count() for key in sampler.batches(images, epoch))
@@ -226,10 +226,10 @@ class _Views(Dataset):
     """Decodes per image: 1 or K."""
 
     def __getitem__(self, indices: np.ndarray) -> Tensor:
-        view = self.config.view
+        view = self.config.resolved_view
         mean, deviation = (torch.tensor(values) for values in NORMALIZATION[view.normalize])
         shape = (len(indices), view.views, view.size, view.size, 3)
-        views = torch.empty(shape, dtype=VIEW_DTYPES[view.views_dtype])
+        views = torch.empty(shape, dtype=view_dtype(view.views_dtype))
         for own, index in zip(views, map(int, indices), strict=True):
             for number, slot in enumerate(own):
                 if number < self.decodes:
@@ -335,7 +335,7 @@ LOADERS: dict[str, Build] = {
 def check_batch(batch: Tensor, config: TrainConfig) -> None:
     """Raise ValueError unless these are normalized views of the config that differ."""
     size, views = config.view.size, config.view.views
-    dtype = VIEW_DTYPES[config.view.views_dtype]
+    dtype = view_dtype(config.resolved_view.views_dtype)
     shape = (config.images_per_step, views, 3, size, size)
     if tuple(batch.shape) != shape:
         raise ValueError(f"a batch has shape {tuple(batch.shape)}, expected {shape}")

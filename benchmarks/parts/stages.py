@@ -21,7 +21,7 @@ from fastaug.engine.loaders import build_loader
 from fastaug.engine.metrics import Meter
 from fastaug.kernels.objective import objective
 from fastaug.runtime.device import autocast
-from fastaug.views.batch import VIEW_DTYPES, ViewBatch
+from fastaug.views.batch import ViewBatch, view_dtype
 from parts.loaders import repeated
 from parts.timing import Stream, check_memory
 
@@ -98,7 +98,7 @@ class Stages:
 
     def step(self, batch: ViewBatch) -> None:
         """The trainer's step."""
-        terms = self._learner.backward(batch.to(self._device))
+        terms = self._learner.backward(batch)
         self._meter.add(*terms, weight=1.0)
         self._learner.update(rate=0.0)
 
@@ -117,9 +117,11 @@ class Stages:
         config = self._config
         images = config.optim.batch_size // views
         shape = (images, views, config.view.size, config.view.size, 3)
-        drawn = torch.randn(shape, device=self._device).to(VIEW_DTYPES[config.view.views_dtype])
-        places = torch.arange(images, device=self._device)
-        return ViewBatch(drawn.permute(0, 1, 4, 2, 3), places % self._classes, places)
+        drawn = torch.randn(shape, device=self._device).to(
+            view_dtype(config.resolved_view.views_dtype)
+        )
+        labels = torch.arange(images, device=self._device) % self._classes
+        return ViewBatch(drawn.permute(0, 1, 4, 2, 3), labels, torch.arange(images))
 
     def _check_memory(self) -> None:
         """On a CPU only: a GPU raises when its memory is full, Linux kills the process."""

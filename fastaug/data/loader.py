@@ -7,6 +7,10 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+import torch
+from torch import Tensor
+
 from fastaug.data.config import DataConfig
 from fastaug.data.image_set import ImageSet
 from fastaug.data.retry import BadImagesError, RetryError, quarantine
@@ -15,13 +19,14 @@ from fastaug.errors import CheckpointError, DataError
 from fastaug.settings import fixed_settings, flag
 from fastaug.views.batch import ViewBatch
 from fastaug.views.config import ViewConfig
+from fastaug.views.philox import TEST_VIEWS, TRAIN_VIEWS
 from fastaug.views.randaugment import table_fingerprint
 
 log = logging.getLogger("fastaug")
 
 
 class ViewLoader:
-    """An iterable of ViewBatch. One pass yields the rest of the current epoch.
+    """An iterable of ViewBatch on the device. One pass yields the rest of the current epoch.
 
     A subclass makes the batches (`_pass`). Batches and views depend only on (seed, epoch,
     position), so a checkpoint needs nothing else.
@@ -34,6 +39,7 @@ class ViewLoader:
         view: ViewConfig,
         *,
         seed: int,
+        device: torch.device,
         train: bool,
         images_per_batch: int,
         batches_per_step: int = 1,
@@ -46,6 +52,7 @@ class ViewLoader:
         self.position = 0
         """Number of batches yielded in this epoch."""
         self._data, self._view, self._seed, self._train = data, view, seed, train
+        self._device = device
         self._sampler = BatchSampler(
             images,
             seed=seed,
@@ -68,6 +75,15 @@ class ViewLoader:
     def batches(self) -> Iterator[BatchKey]:
         """The remaining batches of this rank in the epoch."""
         return self._sampler.batches(self.images, self.epoch, self.position)
+
+    def make_views(self, epoch: int, indices: np.ndarray) -> Tensor:
+        """indices: [B] -> [B, K, 3, H, W]: the views of these images in an epoch. Not while batches
+        are iterated over."""
+        purpose = TRAIN_VIEWS if self._train else TEST_VIEWS
+        most = self._sampler.images_per_batch
+        parts = [indices[start : start + most] for start in range(0, len(indices), most)]
+        keys = [BatchKey(epoch, purpose, part, i) for i, part in enumerate(parts)]
+        return torch.cat([batch.views for batch in self._pass(keys)])
 
     def __iter__(self) -> Iterator[ViewBatch]:
         """The rest of the epoch. After a recoverable error, a new pass continues at the same

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from fastaug.data.image_set import ImageSet
 from fastaug.data.loader import ViewLoader
+from fastaug.data.prefetch import prefetch
 from fastaug.data.retry import (
     BadImage,
     BadImagesError,
@@ -31,7 +32,7 @@ from fastaug.data.sampler import BatchKey
 from fastaug.errors import DataError, first_line
 from fastaug.runtime.cores import worker_count
 from fastaug.runtime.trace import start_worker_tracing, trace_range, worker_trace_file
-from fastaug.views.batch import VIEW_DTYPES, ViewBatch
+from fastaug.views.batch import ViewBatch, view_dtype
 from fastaug.views.config import ViewConfig
 from fastaug.views.plan import draw_plans
 from fastaug.views.reference import reference_views
@@ -40,16 +41,23 @@ log = logging.getLogger("fastaug")
 
 
 class TorchLoader(ViewLoader):
-    """An iterable of ViewBatch in host memory."""
+    """An iterable of ViewBatch, made by worker processes."""
 
     def _pass(self, keys: list[BatchKey]) -> Iterator[ViewBatch]:
+        batches = self._in_host_memory(keys)
+        if self._device.type != "cuda":
+            return batches
+        uploads = _Uploads(self._device)
+        return prefetch("upload", batches, 1, uploads.start, uploads.finish)
+
+    def _in_host_memory(self, keys: list[BatchKey]) -> Iterator[ViewBatch]:
         # New workers in every epoch: forking takes 20 ms, and none are left when a pass is aborted.
         batches: DataLoader = DataLoader(
             _ViewDataset(self.images, self._view, self._seed),
             sampler=keys,
             batch_size=None,
             num_workers=worker_count(self._data.workers),
-            pin_memory=torch.cuda.is_available(),
+            pin_memory=self._device.type == "cuda",
             worker_init_fn=partial(_start_worker, worker_trace_file()),
             # Not torch's global generator, whose state dropout depends on.
             generator=torch.Generator(),
@@ -62,6 +70,26 @@ class TorchLoader(ViewLoader):
             if result.batch is None:
                 raise BadImagesError(result.bad, result.batch_size)
             yield result.batch
+
+
+class _Uploads:
+    """Copies the next batch to a GPU on a stream of its own, while the GPU works on this one."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._stream = device, torch.cuda.Stream(device)
+
+    def start(self, batch: ViewBatch) -> tuple[ViewBatch, torch.cuda.Event]:
+        """batch: in pinned memory, which torch keeps until it is copied."""
+        with torch.cuda.stream(self._stream):
+            return batch.to(self._device), self._stream.record_event()
+
+    def finish(self, started: tuple[ViewBatch, torch.cuda.Event]) -> ViewBatch:
+        batch, copied = started
+        current = torch.cuda.current_stream(self._device)
+        current.wait_event(copied)
+        for tensor in (batch.views, batch.labels):
+            tensor.record_stream(current)  # its memory belongs to the other stream
+        return batch
 
 
 class _WorkerResult(NamedTuple):
@@ -103,7 +131,7 @@ class _ViewDataset(Dataset):
     def _views(self, key: BatchKey, images: list[np.ndarray]) -> ViewBatch | DataError:
         config = self._config
         shape = (len(key.indices), config.views, config.size, config.size, 3)
-        views = torch.empty(shape, dtype=VIEW_DTYPES[config.views_dtype])
+        views = torch.empty(shape, dtype=view_dtype(config.views_dtype))
         sizes = np.array([image.shape[:2] for image in images])
         try:
             plans = draw_plans(config, self._seed, key.epoch, key.purpose, key.indices, sizes)

@@ -17,7 +17,7 @@ from fastaug.diagnostics.timing import seconds_of
 from fastaug.errors import KernelUnavailableError, describe_error, first_line
 from fastaug.kernels.registry import find_kernel, load_kernel
 from fastaug.runtime.device import cpp_compiler
-from fastaug.views.admission import compare
+from fastaug.views.admission import check_admission
 from fastaug.views.engine import engine_of
 
 # Size of the timed logits: enough that overhead does not dominate, small enough for any machine.
@@ -172,7 +172,7 @@ def _fused_views(device: torch.device, *, timed: bool) -> Fact:
         # Without a compiler, the check of the compiler already gives the advice.
         todo = f"fused views on {device}: {reason}" if cpp_compiler() else ""
         return Fact(f"not available: {reason}", todo)
-    report = compare(engine, device)
+    report = check_admission(engine, device, again=True)
     worst = f"worst of {report.cases} cases: {first_line(report.worst)}"
     if not report.admitted:
         todo = f"fused views on {device} are wrong: use --views-engine dali, and please report this"

@@ -16,11 +16,12 @@ from fastaug.engine.loaders import build_evaluation_loader, scan_configured
 from fastaug.engine.metrics import Predictions, metrics_for
 from fastaug.kernels.registry import resolve_kernel
 from fastaug.runs.weights import model_from_checkpoint
+from fastaug.runtime.arithmetic import set_arithmetic
 from fastaug.runtime.device import (
     autocast,
     avoid_broken_cpu_arithmetic,
     keep_freed_memory,
-    resolve_device,
+    use_device,
 )
 from fastaug.runtime.distributed import Group
 
@@ -115,7 +116,6 @@ class Evaluation:
             device=self._device,
         )
         for batch in loader:
-            batch = batch.to(self._device)
             with autocast(self._device, self._config.run.precision):
                 logits = model(batch.flat)
             logits = logits.float().unflatten(0, batch.views.shape[:2])
@@ -131,7 +131,9 @@ def evaluate_checkpoint(
     """
     images = group.in_turn(lambda: open_split(config.data.data, "test"))
     check_classes(images, tuple(state["classes"]), name)
-    device = resolve_device(config.run.device)
+    device = use_device(config.run.device)
+    group = group.on(device)
+    set_arithmetic(device, config.run.precision, deterministic=config.run.deterministic)
     avoid_broken_cpu_arithmetic(device, config.run.precision)
     keep_freed_memory(device)
     model = model_from_checkpoint(state).to(device)

@@ -15,7 +15,9 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim.swa_utils import AveragedModel
 
 from fastaug.config import TrainConfig
-from fastaug.engine.optim import build_optimizer
+from fastaug.engine.buffers import group_buffers
+from fastaug.engine.optim import build_optimizer, load_optimizer
+from fastaug.errors import ConfigError
 from fastaug.kernels.objective import ObjectiveTerms, loss_terms
 from fastaug.kernels.registry import resolve_kernel
 from fastaug.models.build import build_configured_model
@@ -53,14 +55,20 @@ class Learner:
         self.model = build_configured_model(config.model, classes, config.view.size).to(device)
         if config.model.batch_norm == "sync":
             synchronize_batch_norm(self.model, config.model.model, self.group)
-        self._ranks = _over_ranks(self.model, device) if self.group.ranks > 1 else None
+        self._ranks = _over_ranks(self.model, device, self.group) if self.group.ranks > 1 else None
         network = self._ranks or self.model
-        self.network = torch.compile(network) if config.run.compile else network
+        mode = config.run.compile
+        if config.run.compiles_to_graphs and self.group.ranks > 1:
+            raise ConfigError(
+                f"--compile {mode} needs a single rank, got {self.group.ranks}; use default"
+            )
+        self.network = network if mode == "off" else torch.compile(network, mode=mode)
         self.optimizer = build_optimizer(self.model, config.optim)
         self.scaler = torch.amp.GradScaler(device.type, enabled=config.run.precision == "fp16")
         self.ema = AveragedModel(self.model, device, use_buffers=True) if config.optim.ema else None
-        self._buffers = list(self.model.buffers())
-        self._buffers_before: list[Tensor] = []
+        self._buffers = group_buffers(self.model.buffers())
+        self._ema_buffers = group_buffers([] if self.ema is None else self.ema.module.buffers())
+        self._in_step = False
 
     @property
     def evaluated_model(self) -> nn.Module:
@@ -76,7 +84,9 @@ class Learner:
         if self.device.type == "cuda":
             with torch.cuda.device(self.device):
                 torch.cuda.manual_seed(seed)
-        self._buffers_before = [buffer.clone() for buffer in self._buffers]
+        for buffers in self._buffers:
+            buffers.save()
+        self._in_step = True
 
     def backward(
         self, batch: ViewBatch, share: float = 1.0, *, last: bool = True
@@ -86,6 +96,9 @@ class Learner:
         last: True for the last part of the step; only then do the ranks reduce their gradients.
         """
         config = self.config
+        if config.run.compiles_to_graphs:
+            # The outputs of the pass before may be overwritten: nothing holds them any more.
+            torch.compiler.cudagraph_mark_step_begin()
         with nullcontext() if last or self._ranks is None else self._ranks.no_sync():
             with trace_range("forward"), autocast(self.device, config.run.precision):
                 logits = self.network(batch.flat)
@@ -105,14 +118,13 @@ class Learner:
                 self.scaler.scale(terms.loss * torch.where(is_finite, share, math.nan)).backward()
         return ObjectiveTerms(terms.loss.detach(), terms.nll, terms.kl)
 
-    def update(self, rate: float) -> Tensor:
+    def update(self, rate: float | Tensor) -> Tensor:
         """Update the weights by the accumulated gradient, and clear it.
 
         Returns True if the step was skipped: [] bool on the device.
         """
         with trace_range("optimizer"):
-            for group in self.optimizer.param_groups:
-                group["lr"] = rate
+            self._set_rate(rate)
             self.scaler.unscale_(self.optimizer)
             skip = self._has_nonfinite_gradient()
             if self.config.optim.clip_norm:
@@ -126,9 +138,16 @@ class Learner:
                     self._move_average(self.ema, ~skip)
         return skip
 
+    def _set_rate(self, rate: float | Tensor) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+
     def abandon_step(self) -> None:
         """Undo a step that was interrupted between start_step and update."""
-        self._restore_buffers(torch.ones((), dtype=torch.bool, device=self.device))
+        if self._in_step:
+            for buffers in self._buffers:
+                buffers.write(buffers.saved)
+            self._in_step = False
 
     def _has_nonfinite_gradient(self) -> Tensor:
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
@@ -147,18 +166,14 @@ class Learner:
     def _settle_buffers(self, skip: Tensor) -> None:
         """Batch norm's running statistics: restored after a skipped step, else averaged over the
         ranks. They are linear in the batches, so the average is that of the whole batch."""
-        self._restore_buffers(skip)
-        means = [buffer for buffer in self._buffers if buffer.is_floating_point()]
-        if self.group.ranks > 1 and means:
-            together = self.group.mean_(torch.cat([buffer.flatten() for buffer in means]))
-            for buffer, part in zip(means, together.split([b.numel() for b in means]), strict=True):
-                buffer.copy_(part.view_as(buffer))
-
-    def _restore_buffers(self, skip: Tensor) -> None:
-        if self._buffers_before:
-            for buffer, before in zip(self._buffers, self._buffers_before, strict=True):
-                buffer.copy_(torch.where(skip, before, buffer))
-            self._buffers_before = []
+        for buffers in self._buffers:
+            values = buffers.read()
+            if self._in_step:
+                values = torch.where(skip, buffers.saved, values)
+            if values.is_floating_point():
+                values = self.group.mean_(values)
+            buffers.write(values)
+        self._in_step = False
 
     @torch.no_grad()
     def _move_average(self, ema: AveragedModel, good: Tensor) -> None:
@@ -168,14 +183,15 @@ class Learner:
         ema.n_averaged += good
         averages = [*ema.module.parameters(), *ema.module.buffers()]
         values = [*self.model.parameters(), *self.model.buffers()]
-        pairs = list(zip(averages, values, strict=True))
-        floats = [pair for pair in pairs if pair[0].is_floating_point()]
+        floats = [
+            pair for pair in zip(averages, values, strict=True) if pair[0].is_floating_point()
+        ]
         steps = torch._foreach_sub([new for _, new in floats], [old for old, _ in floats])
         torch._foreach_mul_(steps, weight)
         torch._foreach_add_([old for old, _ in floats], steps)
-        for old, new in pairs:
-            if not old.is_floating_point():  # batch norm's counts
-                old.copy_(torch.where(good, new, old))
+        for old, new in zip(self._ema_buffers, self._buffers, strict=True):
+            if not new.saved.is_floating_point():  # batch norm's counts
+                old.write(torch.where(good, new.read(), old.read()))
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -190,16 +206,16 @@ class Learner:
         self.model.load_state_dict(state["model"])
         if self.ema is not None:
             self.ema.load_state_dict(state["ema"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        load_optimizer(self.optimizer, state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
 
 
-def _over_ranks(model: nn.Module, device: torch.device) -> DistributedDataParallel:
+def _over_ranks(model: nn.Module, device: torch.device, group: Group) -> DistributedDataParallel:
     """The model with gradients averaged over the ranks; the learner handles its buffers."""
     known = inspect.signature(DistributedDataParallel).parameters
     # Renamed in torch 2.14.
     buffers = next(n for n in ("forward_sync_buffers", "broadcast_buffers") if n in known)
     settings: dict[str, Any] = {"gradient_as_bucket_view": True, buffers: False}
     if device.type == "cuda":
-        settings["device_ids"] = [device.index]
+        settings |= {"device_ids": [device.index], "process_group": group.gpus}
     return DistributedDataParallel(model, **settings)

@@ -36,7 +36,8 @@ def training_images(config: DataConfig, images: ImageSet) -> tuple[ImageSet, Ima
 def build_loader(
     config: TrainConfig, images: ImageSet | None = None, *, rank: int = 0, ranks: int = 1
 ) -> ViewLoader:
-    """The training batches of a config: of its data, or of images that are already open."""
+    """The training batches of a config, on its device: of its data, or of images that are already
+    open."""
     if not isinstance(config, TrainConfig):
         raise ConfigError(
             f"build_loader takes a TrainConfig, got {type(config).__name__}; "
@@ -46,7 +47,7 @@ def build_loader(
         images, _ = training_images(config.data, open_split(config.data.data, "train"))
     return _loader(
         config,
-        config.view,
+        config.resolved_view,
         images,
         train=True,
         images_per_batch=config.images_per_part(ranks),
@@ -70,10 +71,10 @@ def build_evaluation_loader(
     A model that was trained without augmentation is measured on crops and flips, as in the paper.
     """
     if views == 0:
-        view = replace(config.view, views=1, augment="none")
+        view = replace(config.resolved_view, views=1, augment="none")
     else:
         augment = "crop-flip" if config.view.augment == "none" else config.view.augment
-        view = replace(config.view, views=views, augment=augment)
+        view = replace(config.resolved_view, views=views, augment=augment)
     return _loader(
         config,
         view,
@@ -92,8 +93,9 @@ def _loader(config: TrainConfig, view: ViewConfig, images: ImageSet, **sampling:
         sizes = np.delete(images.manifest.sizes, list(images.bad), axis=0)
         check_padded_sizes(sizes, view.size)
     settings = (images, config.data, view)
+    sampling |= {"seed": config.run.seed, "device": resolve_device(config.run.device)}
     if config.data.loader == "torch":
-        return TorchLoader(*settings, seed=config.run.seed, **sampling)
+        return TorchLoader(*settings, **sampling)
     try:
         from fastaug.pipelines.loader import DaliLoader
     except ImportError as error:
@@ -101,5 +103,4 @@ def _loader(config: TrainConfig, view: ViewConfig, images: ImageSet, **sampling:
             f"--loader dali: NVIDIA DALI cannot be imported here ({error}); "
             "pip install nvidia-dali-cuda120 (Linux), or use --loader torch"
         ) from error
-    device = resolve_device(config.run.device)
-    return DaliLoader(*settings, seed=config.run.seed, device=device, **sampling)
+    return DaliLoader(*settings, **sampling)

@@ -15,9 +15,16 @@ from torch import Tensor
 from fastaug.errors import NonFiniteError, few
 from fastaug.kernels.objective import ObjectiveTerms
 from fastaug.runtime.distributed import Group
-from fastaug.views.batch import ViewBatch
 
-Part = tuple[ViewBatch, ObjectiveTerms]
+
+class Part(NamedTuple):
+    """What is kept of a part of a step on this rank. Not its views: they are made again."""
+
+    images: Tensor
+    """[B] int64, indices in the data set."""
+    labels: Tensor
+    terms: ObjectiveTerms
+
 
 KEPT_IMAGES = 256
 """Images of a skipped batch that are kept for inspection, over all ranks."""
@@ -51,12 +58,14 @@ class NonFiniteGuard:
         *,
         where: Callable[[int], str],
         report: Callable[[NonFiniteStep], None],
+        views: Callable[[int, Tensor], Tensor | None],
         keep: Callable[[dict[str, Any]], object],
     ) -> None:
-        """where: the file of an image, by its index; report: called for each skipped step; keep:
-        writes the first skipped batch and returns its file."""
+        """where: the file of an image, by its index; report: called for each skipped step; views:
+        makes the views of images of a step again; keep: writes the first skipped batch and returns
+        its file."""
         self._limit, self._group = limit, group
-        self._where, self._report, self._keep = where, report, keep
+        self._where, self._report, self._views, self._keep = where, report, views, keep
         self._count = 0
         self._in_a_row: list[NonFiniteStep] = []
         self._first: dict[str, Any] = {}
@@ -78,9 +87,9 @@ class NonFiniteGuard:
         # Copied now and read a step later: by then the device has long been there.
         event = None
         if bad.is_cuda:
+            stream = torch.cuda.current_stream(bad.device)
             bad = bad.to("cpu", non_blocking=True)
-            event = torch.cuda.Event()
-            event.record()
+            event = stream.record_event()
         self._pending = step, bad, event, parts
 
     def check(self) -> None:
@@ -114,8 +123,12 @@ class NonFiniteGuard:
     def _error(self) -> NonFiniteError:
         first, count = self._in_a_row[0], len(self._in_a_row)
         share = -(-KEPT_IMAGES // self._group.ranks)
-        parts = self._group.gather({name: value[:share] for name, value in self._first.items()})
-        kept = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        own = {name: value[:share] for name, value in self._first.items()}
+        if (views := self._views(first.step, own["images"])) is not None:
+            own["views"] = views
+        parts = self._group.gather(own)
+        known = [name for name in parts[0] if all(name in part for part in parts)]
+        kept = {name: torch.cat([part[name] for part in parts]) for name in known}
         file = self._keep({"step": first.step, **kept})
         return NonFiniteError(
             f"skipped {count} consecutive steps (--max-bad-steps), starting with step "
@@ -127,17 +140,16 @@ class NonFiniteGuard:
 
 def _describe(parts: list[Part]) -> dict[str, Tensor]:
     """A step's images on this rank, the culprits first."""
-    nll = torch.cat([terms.nll for _, terms in parts]).cpu()
-    kl = torch.cat([terms.kl for _, terms in parts]).cpu()
+    images = torch.cat([part.images.cpu() for part in parts])
+    labels = torch.cat([part.labels.cpu() for part in parts])
+    nll = torch.cat([part.terms.nll for part in parts]).cpu()
+    kl = torch.cat([part.terms.kl for part in parts]).cpu()
     good = nll.isfinite() & kl.isfinite()
     order = good.to(torch.int8).argsort(stable=True)
-    batches = [batch for batch, _ in parts]
-    images = torch.cat([batch.indices.cpu() for batch in batches])
     return {
         "images": images[order],
         "culprits": images[~good],
-        "views": torch.cat([batch.views.cpu() for batch in batches])[order],
-        "labels": torch.cat([batch.labels.cpu() for batch in batches])[order],
+        "labels": labels[order],
         "nll": nll[order],
         "kl": kl[order],
     }

@@ -57,6 +57,16 @@ def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimi
     return optimizer
 
 
+def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Load a state_dict. Its momentum may have the strides of an earlier version's weights; torch's
+    fused SGD reads weights and momentum in the order of their memory."""
+    optimizer.load_state_dict(state)
+    for parameter, own in optimizer.state.items():
+        momentum = own.get("momentum_buffer")
+        if momentum is not None and momentum.stride() != parameter.stride():
+            own["momentum_buffer"] = torch.empty_like(parameter).copy_(momentum)
+
+
 def learning_rate(
     update: int, steps_per_epoch: int, config: OptimConfig, images_per_step: int
 ) -> float:

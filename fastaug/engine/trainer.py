@@ -8,28 +8,31 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fastaug.config import TrainConfig
 from fastaug.data.image_set import ImageSet
 from fastaug.data.sources import open_source
 from fastaug.engine.evaluation import Evaluation
+from fastaug.engine.graphed import GraphedLearner
 from fastaug.engine.learner import Learner
 from fastaug.engine.loaders import build_loader, scan_configured, training_images
 from fastaug.engine.metrics import Meter, Speedometer, metric_rows
 from fastaug.engine.nonfinite import NonFiniteGuard, NonFiniteStep, Part
 from fastaug.engine.optim import learning_rate
 from fastaug.engine.profiling import Profiler, steps_to_record
-from fastaug.errors import DataError
+from fastaug.errors import DataError, FastaugError, first_line
 from fastaug.runs.checkpoint import check_continuable, load_checkpoint
 from fastaug.runs.console import RunConsole, announcement
 from fastaug.runs.folder import RunFolder
 from fastaug.runs.picture import draw_views
+from fastaug.runtime.arithmetic import arithmetic_in_force, set_arithmetic
 from fastaug.runtime.device import (
     avoid_broken_cpu_arithmetic,
     check_compiler,
     environment,
     keep_freed_memory,
-    resolve_device,
+    use_device,
 )
 from fastaug.runtime.distributed import Agreement, Group, lost_rank
 from fastaug.runtime.signals import StopSignals, TrainingInterruptedError
@@ -47,11 +50,12 @@ class Trainer:
         self, config: TrainConfig, checkpoint: Path | None = None, group: Group | None = None
     ) -> None:
         self.config = config
-        self.group = group = group or Group()
-        self.device = resolve_device(config.run.device)
+        self.device = use_device(config.run.device)
+        self.group = group = (group or Group()).on(self.device)
+        set_arithmetic(self.device, config.run.precision, deterministic=config.run.deterministic)
         avoid_broken_cpu_arithmetic(self.device, config.run.precision)
         keep_freed_memory(self.device)
-        if config.run.compile:
+        if config.run.compile != "off":
             check_compiler(self.device)
         self.train_images, *measured = group.in_turn(lambda: self._image_sets())
         train = self.train_images
@@ -59,7 +63,8 @@ class Trainer:
         """On the held-out images, if there are any, and on the test images. The first one runs
         after each epoch and chooses best.pt."""
         torch.manual_seed(config.run.seed)
-        self.learner = Learner(config, len(train.classes), self.device, group)
+        learner = GraphedLearner if config.run.cuda_graph else Learner
+        self.learner = learner(config, len(train.classes), self.device, group)
         self.loader = group.in_turn(
             lambda: build_loader(config, train, rank=group.rank, ranks=group.ranks)
         )
@@ -71,6 +76,7 @@ class Trainer:
             group,
             where=train.where,
             report=self._report_nonfinite,
+            views=self._views_of_step,
             keep=lambda batch: self.folder.write_bad_batch(batch),
         )
         self.step = 0
@@ -85,8 +91,6 @@ class Trainer:
         self._boundary = self._state_between_steps()
         self._is_updating = False
         """True while the weights are between those of two steps."""
-        if self.device.type == "cuda":
-            torch.backends.cudnn.benchmark = True
         self._resumed_at = None if checkpoint is None else self.step
         self.console = RunConsole(
             self.last_step,
@@ -176,10 +180,10 @@ class Trainer:
             if not parts:
                 self.learner.start_step(self.step)
             is_last = len(parts) + 1 == config.optim.accumulate
-            batch = batch.to(self.device)
             terms = self.learner.backward(batch, share, last=is_last)
             self.meter.add(*terms, weight=share)
-            parts.append((batch, terms))
+            parts.append(Part(batch.indices, batch.labels, terms))
+            del batch  # its views: with --accumulate, only one part's are in memory
             if not is_last:
                 continue
             self._update(parts)
@@ -226,6 +230,7 @@ class Trainer:
             waiting = ", or waiting for another rank" if self.group.ranks > 1 else ""
             self.watchdog.beat(f"training{waiting}")
             yield batch
+            del batch
 
     def _stop_if_asked(self) -> None:
         """End all ranks after the same step, if any of them has received a signal."""
@@ -241,6 +246,19 @@ class Trainer:
         scaler = self.learner.scaler
         scale = {"fp16_scale": scaler.get_scale()} if scaler.is_enabled() else {}
         self.folder.write("skipped", skipped.step, {**indices, **scale}, {})
+
+    def _views_of_step(self, step: int, images: Tensor) -> Tensor | None:
+        """The views of some images of a step, made again by a new loader: this one is in use. None
+        if they cannot be made; the run ends anyway, with another error."""
+        epoch = (step - 1) // self.steps_per_epoch
+        try:
+            loader = build_loader(
+                self.config, self.loader.images, rank=self.group.rank, ranks=self.group.ranks
+            )
+            return loader.make_views(epoch, images.numpy()).cpu()
+        except (FastaugError, RuntimeError, OSError) as error:
+            self.console.line(f"bad-batch.pt has no views: {first_line(error)}")
+            return None
 
     # --- evaluation and logging ---
 
@@ -291,6 +309,7 @@ class Trainer:
         if not self.folder.has_best:
             self.folder.save(self.state_dict(), best=True)
         timing = self.speed.whole_run()
+        used = arithmetic_in_force(self.device, self.config.run.precision)
         self.folder.write("final", self.step, measures, timing)
         summary = {
             "finished": self.step == self.total_steps,
@@ -306,7 +325,8 @@ class Trainer:
             else (*held_out, measures)[0]["top1"],
             "parameters": sum(parameter.numel() for parameter in self.learner.model.parameters()),
             "timing": timing,
-            "environment": environment(self.device) | {"ranks": str(self.group.ranks)},
+            "environment": environment(self.device)
+            | {"ranks": str(self.group.ranks), "precision": used},
         }
         self.folder.write_summary(summary)
         self.console.summary(self.config, summary, metric_rows)

@@ -1,14 +1,14 @@
 """The admission check of a loss kernel: a comparison with the float64 reference before its use.
 
-It takes milliseconds for a fast kernel. The tolerances leave room for fp32 arithmetic on the given
-logits; the shorter form of the KL, sum p (z - mean z), is off by a thousand tolerances.
+It takes milliseconds for a fast kernel, and on a GPU also the start of a child process. The
+tolerances leave room for fp32 arithmetic on the given logits; the shorter form of the KL,
+sum p (z - mean z), is off by a thousand tolerances.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,9 +19,10 @@ from torch import Tensor
 
 from fastaug.errors import DataError
 from fastaug.kernels.config import Average
-from fastaug.kernels.contract import Kernel, takes_mean, why_unsupported
+from fastaug.kernels.contract import Kernel, import_kernel, takes_mean, why_unsupported
 from fastaug.kernels.reference import ReferenceKernel
-from fastaug.toolchain.admission import AdmissionReport, cached_report, compare_cases, report_file
+from fastaug.toolchain import admission
+from fastaug.toolchain.admission import AdmissionReport, compare_cases, report_file
 
 # Values: relative, and in nats. Gradients: relative to the image's largest; for half precision, the
 # tolerance is the rounding of the gradient itself.
@@ -58,33 +59,42 @@ def compare(kernel: Kernel, device: torch.device) -> AdmissionReport:
 
     with torch.inference_mode(False), torch.enable_grad():  # an evaluation may be the first use
         report = compare_cases(kernel.name, device, supported())
-    return report if report.cases else replace(report, worst=f"not supported: {reasons[-1]}")
+    if report.cases:
+        return report
+    return replace(report, worst=f"not supported: {reasons[-1]}", conclusive=False)
 
 
-def check_admission(kernel: Kernel, device: torch.device) -> AdmissionReport:
-    """compare(), or its cached report for this device and these sources.
+def check_admission(
+    kernel: Kernel, device: torch.device, *, address: str | None = None, again: bool = False
+) -> AdmissionReport:
+    """compare(), or its cached report for this device and these sources unless `again`.
 
-    A kernel that does not name its sources is compared once in each process.
+    A kernel that does not name its sources is compared once in each process. address: the
+    module:attribute that has the kernel, from where a child process can import it.
     """
     key = (id(kernel), device)
-    if key not in _admitted:
-        report = cached_report(_report_file(kernel, device), lambda: compare(kernel, device))
-        if not report.admitted or hasattr(kernel, "sources"):
-            return report
-        _admitted[key] = kernel, report
-    return _admitted[key][1]
+    if key in _reports and not again:
+        return _reports[key][1]
+    _reports.pop(key, None)
+    file, sent = _report_file(kernel, device), Imported(address) if address else kernel
+    report = admission.check(compare, kernel, device, file=file, sent=sent, again=again)
+    if file is None or not file.is_file():
+        _reports[key] = kernel, report
+    return report
 
 
-_admitted: dict[tuple[int, torch.device], tuple[Kernel, AdmissionReport]] = {}
-"""Admissions of this process, with the kernel, so that no other one gets its id."""
+_reports: dict[tuple[int, torch.device], tuple[Kernel, AdmissionReport]] = {}
+"""Reports of this process that no file has, with the kernel, so that no other one gets its id."""
 
 
-def forget(kernel: Kernel, device: torch.device) -> None:
-    """Withdraw a cached admission."""
-    _admitted.pop((id(kernel), device), None)
-    if file := _report_file(kernel, device):
-        with suppress(OSError):
-            file.unlink(missing_ok=True)
+class Imported:
+    """A kernel that is pickled as its address module:attribute, because it may not be picklable."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return import_kernel, (self.address,)
 
 
 def _report_file(kernel: Kernel, device: torch.device) -> Path | None:

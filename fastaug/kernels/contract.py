@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from collections.abc import Sequence
 from functools import cache
@@ -26,7 +27,7 @@ class Kernel(Protocol):
       grad of the mean`: saves a third of the time of a small batch. Its logits may require a
       gradient; autograd must not record what it does.
     - `sources() -> Iterable[Path]`: all files that the kernel is made from. A kernel with `sources`
-      is admitted once for each device and content of these files, others once in each process.
+      is checked once for each device and content of these files, others once in each process.
     """
 
     name: str
@@ -84,6 +85,19 @@ def check_contract(kernel: object, name: str = "") -> None:
             raise KernelUnavailableError(
                 f"kernel {name!r}: cannot call {method}({arguments}); {contract}"
             )
+
+
+def import_kernel(address: str, name: str = "") -> Kernel:
+    """The kernel at package.module:attribute. name: for messages; default: the address."""
+    module, _, attribute = address.partition(":")
+    name = name or address
+    try:
+        kernel = getattr(importlib.import_module(module), attribute)
+    except Exception as error:  # someone else's module may raise anything
+        reason = f"{type(error).__name__}: {error}"
+        raise KernelUnavailableError(f"kernel {name!r} cannot be loaded: {reason}") from error
+    check_contract(kernel, name)
+    return kernel
 
 
 def _accepts(function: Any, positional: Sequence[str], keywords: Sequence[str]) -> bool:

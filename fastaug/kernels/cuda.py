@@ -5,7 +5,7 @@ from __future__ import annotations
 from ctypes import c_float, c_int, c_longlong, c_void_p
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -61,6 +61,9 @@ class CudaKernel:
 
     def __init__(self) -> None:
         self._devices: dict[int, Device | str] = {}
+
+    def __reduce__(self) -> tuple[Any, tuple]:
+        return type(self), ()  # handles belong to their process
 
     def supports(self, logits: Tensor) -> str | None:
         if reason := why_wrong_dtype(logits):

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
+from dataclasses import replace
 from importlib.metadata import entry_points
 
 import torch
 from torch import Tensor
 
 from fastaug.errors import KernelUnavailableError, suggest
-from fastaug.kernels.admission import check_admission, compare, forget
+from fastaug.kernels.admission import check_admission
 from fastaug.kernels.config import Average
-from fastaug.kernels.contract import Kernel, check_contract, check_logits, why_unsupported
+from fastaug.kernels.contract import (
+    Kernel,
+    check_contract,
+    check_logits,
+    import_kernel,
+    why_unsupported,
+)
 from fastaug.kernels.cuda import CudaKernel
 from fastaug.kernels.native import NativeKernel
 from fastaug.kernels.reference import ReferenceKernel
@@ -70,12 +76,10 @@ def _why_not(name: str, logits: Tensor) -> str | None:
 
 
 def check_kernel(kernel: str | Kernel, device: str | torch.device = "cpu") -> AdmissionReport:
-    """Compare a kernel with the float64 reference, even if it was admitted before."""
-    kernel, device = _loaded(kernel), available_device(device)
-    report = compare(kernel, device)
-    if not report.admitted:
-        forget(kernel, device)
-        _found.clear()
+    """Compare a kernel with the float64 reference now. The report replaces a cached one."""
+    address, kernel, device = _address(kernel), _loaded(kernel), available_device(device)
+    report = check_admission(kernel, device, address=address, again=True)
+    _found.clear()
     return report
 
 
@@ -131,33 +135,35 @@ def _automatic(logits: Tensor, average: Average | None) -> Kernel:
         if report.admitted:
             _log_once(logging.INFO, f"loss kernel: {kernel.name}")
             return kernel
-        _log_once(logging.WARNING, str(report))
+        _log_once(logging.WARNING, str(report), key=str(replace(report, cached=False)))
     raise KernelUnavailableError(f"no loss kernel takes {logits.dtype} logits on {logits.device}")
 
 
-def _log_once(level: int, text: str) -> None:
+def _log_once(level: int, text: str, key: str = "") -> None:
     """Log a choice once: logits of other shapes mostly lead to the same one."""
-    if text not in _logged:
-        _logged.add(text)
+    if (key or text) not in _logged:
+        _logged.add(key or text)
         log.log(level, text)
 
 
 def _named(kernel: str | Kernel, logits: Tensor, average: Average | None) -> Kernel:
-    kernel = _loaded(kernel)
+    address, kernel = _address(kernel), _loaded(kernel)
     if reason := why_unsupported(kernel, logits, average):
         raise KernelUnavailableError(f"kernel {kernel.name!r} cannot run here: {reason}")
-    report = _admission_of(kernel, logits.device)
+    report = _admission_of(kernel, logits.device, address)
     if not report.admitted:
         raise KernelUnavailableError(str(report))
     _log_once(logging.INFO, f"loss kernel: {kernel.name}")
     return kernel
 
 
-def _admission_of(kernel: Kernel, device: torch.device) -> AdmissionReport:
+def _admission_of(
+    kernel: Kernel, device: torch.device, address: str | None = None
+) -> AdmissionReport:
     """The reference is always admitted: others are compared with it."""
     if type(kernel) is ReferenceKernel:
         return AdmissionReport(kernel.name, str(device), True, 0, "others are compared with it")
-    return check_admission(kernel, device)
+    return check_admission(kernel, device, address=address)
 
 
 def load_kernel(name: str) -> Kernel:
@@ -169,20 +175,21 @@ def load_kernel(name: str) -> Kernel:
         raise KernelUnavailableError(
             f"'auto' is not a kernel, it chooses one; name one of {', '.join(_KERNELS)}"
         )
-    offered = _offered()
-    module_name, colon, attribute = offered.get(name, name).partition(":")
-    if not colon:
-        known = ["auto", *_KERNELS, *offered]
-        raise KernelUnavailableError(
-            f"no kernel {name!r}: {suggest(name, known)} (your own: package.module:attribute)"
-        )
-    try:
-        kernel = getattr(importlib.import_module(module_name), attribute)
-    except Exception as error:  # someone else's module may raise anything
-        reason = f"{type(error).__name__}: {error}"
-        raise KernelUnavailableError(f"kernel {name!r} cannot be loaded: {reason}") from error
-    check_contract(kernel, name)
-    return kernel
+    if address := _address(name):
+        return import_kernel(address, name)
+    known = ["auto", *_KERNELS, *_offered()]
+    raise KernelUnavailableError(
+        f"no kernel {name!r}: {suggest(name, known)} (your own: package.module:attribute)"
+    )
+
+
+def _address(kernel: str | Kernel) -> str | None:
+    """package.module:attribute of a kernel that is given by it or by the name of an entry point;
+    None for built-in and registered ones, and for objects."""
+    if not isinstance(kernel, str) or kernel in _KERNELS:
+        return None
+    address = _offered().get(kernel, kernel)
+    return address if ":" in address else None
 
 
 def _loaded(kernel: str | Kernel) -> Kernel:

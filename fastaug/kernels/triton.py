@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fastaug.kernels.config import Average
 from fastaug.kernels.contract import why_wrong_dtype
+from fastaug.runtime.device import why_no_triton
 
 
 class TritonKernel:
@@ -36,9 +37,9 @@ class TritonKernel:
             return f"takes at most {self.tile} views, got {logits.shape[1]}; use reference"
         if not logits.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
             return "needs a CUDA device; use native"
-        if importlib.util.find_spec("triton") is None:
-            return "Triton is not installed: pip install triton"
-        return None
+        if logits.is_cuda:
+            return why_no_triton()
+        return None if importlib.util.find_spec("triton") else "needs Triton: pip install triton"
 
     def sources(self) -> tuple[Path, ...]:
         """The files that decide what this kernel computes."""

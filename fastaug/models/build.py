@@ -11,7 +11,7 @@ from fastaug.errors import ConfigError
 from fastaug.models.config import ModelConfig
 from fastaug.models.nf import TIMM_NAMES, build_nf
 from fastaug.models.resnet18 import ResNet18
-from fastaug.models.timm_models import build_timm
+from fastaug.models.timm_models import build_timm, make_standardized_weights_contiguous
 from fastaug.models.wrn import WideResNet
 
 WRN_NAME = re.compile(r"wrn-(\d+)-(\d+)")
@@ -67,7 +67,10 @@ def build_model(
     else:
         nearest = ", ".join(get_close_matches(name, SUGGESTIONS, cutoff=0.0))
         raise ConfigError(f"unknown model {name}; nearest: {nearest}; or timm/NAME (a timm model)")
-    return model.to(memory_format=torch.channels_last)
+    model = model.to(memory_format=torch.channels_last)
+    if name in TIMM_NAMES or name.startswith("timm/"):
+        make_standardized_weights_contiguous(model)
+    return model
 
 
 def build_configured_model(config: ModelConfig, num_classes: int, image_size: int) -> nn.Module:

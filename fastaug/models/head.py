@@ -1,4 +1,4 @@
-"""The last linear layer, which stays in fp32 while the network before it runs in bf16 or fp16.
+"""The last linear layer, which stays in fp32 while the network runs in bf16, fp16 or TF32.
 
 The regularizer compares logits of views that nearly agree: from bf16 logits, the pairwise KL is
 off by 1.8% at 0.02 nats and by 160% at 2e-5.
@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fastaug.runtime.arithmetic import fp32_matmul
+
 
 def at_least_fp32(x: Tensor) -> Tensor:
     """Cast bf16 and fp16 to fp32; fp32 and fp64 stay as they are."""
@@ -17,13 +19,47 @@ def at_least_fp32(x: Tensor) -> Tensor:
 
 
 class Fp32Linear(nn.Linear):
-    """features [N, F] of any dtype -> logits [N, C] in fp32, also under autocast."""
+    """features [N, F] of any dtype -> logits [N, C] in fp32, also under autocast and with TF32."""
 
     def forward(self, features: Tensor) -> Tensor:
         weight = at_least_fp32(self.weight)
         bias = None if self.bias is None else at_least_fp32(self.bias)
         with torch.autocast(features.device.type, enabled=False):
-            return F.linear(features.to(weight.dtype), weight, bias)
+            linear = _fp32_linear if features.is_cuda else F.linear
+            return linear(features.to(weight.dtype), weight, bias)
+
+
+# An operator of its own: its backward pass runs later and in another thread, and torch.compile does
+# not see the switch inside.
+@torch.library.custom_op("fastaug::fp32_linear", mutates_args=())
+def _fp32_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """F.linear whose matrix product is computed in fp32 even if others are computed in TF32."""
+    with fp32_matmul():
+        return F.linear(x, weight, bias)
+
+
+@_fp32_linear.register_fake
+def _(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return F.linear(x, weight, bias)
+
+
+def _save_for_backward(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None], output: Any) -> None:
+    x, weight, _ = inputs
+    ctx.save_for_backward(x, weight)
+
+
+def _fp32_linear_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    x, weight = ctx.saved_tensors
+    needs_x, needs_weight, needs_bias = ctx.needs_input_grad
+    rows, features = grad.flatten(0, -2), x.flatten(0, -2)
+    return (
+        _fp32_linear(grad, weight.t(), None) if needs_x else None,
+        _fp32_linear(rows.t(), features.t(), None) if needs_weight else None,
+        rows.sum(0) if needs_bias else None,
+    )
+
+
+_fp32_linear.register_autograd(_fp32_linear_backward, setup_context=_save_for_backward)
 
 
 def keep_head_in_fp32(model: nn.Module, num_classes: int) -> nn.Module:

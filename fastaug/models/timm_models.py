@@ -3,6 +3,7 @@
 from difflib import get_close_matches
 from types import ModuleType
 
+import torch
 from torch import nn
 
 from fastaug.errors import ConfigError
@@ -52,6 +53,23 @@ def build_timm(
             f"timm/{name} ignores stochastic depth, got {stochastic_depth}; set it to 0"
         )
     return keep_head_in_fp32(model, num_classes)
+
+
+def make_standardized_weights_contiguous(model: nn.Module) -> None:
+    """Convolutions that standardize their weights see each filter as a row: contiguous weights need
+    no copy for that, and their gradients have the same strides, as DDP wants."""
+    from timm.layers import std_conv
+
+    kinds = (
+        *(std_conv.StdConv2d, std_conv.StdConv2dSame),
+        *(std_conv.ScaledStdConv2d, std_conv.ScaledStdConv2dSame),
+    )
+    for module in model.modules():
+        if isinstance(module, kinds):
+            weight = module.weight
+            # Not contiguous(): it accepts any strides for sides of 1.
+            rows = torch.empty_like(weight, memory_format=torch.contiguous_format)
+            weight.data = rows.copy_(weight.data)
 
 
 # Some models accept a rate and ignore it (convmixer, hrnet, res2net), so check the modules.

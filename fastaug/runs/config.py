@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from fastaug.errors import ConfigError
 from fastaug.settings import Settings, setting
 
 
@@ -20,10 +21,20 @@ class RunConfig(Settings):
     """Seed of the initial weights, the image order, the views and dropout."""
     device: str = setting("auto", free_on_resume=True)
     """auto, cpu, cuda, or cuda:N."""
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """Precision of the network (autocast); the last layer and the loss are always fp32."""
-    compile: bool = setting(False, free_on_resume=True)
-    """Compile the network with torch.compile."""
+    precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
+    """Precision of the network; the last layer and the loss are always fp32. tf32: convolutions and
+    matrix products in TF32 on a GPU, as fp32 on a CPU; bf16, fp16: autocast."""
+    compile: Literal["off", "default", "reduce-overhead", "max-autotune"] = setting(
+        "off", free_on_resume=True
+    )
+    """Compile the network with torch.compile, in this mode; without a value: default.
+    reduce-overhead and max-autotune use CUDA graphs: on one GPU, without --accumulate."""
+    deterministic: bool = setting(False, free_on_resume=True)
+    """Use only deterministic algorithms of torch and cuDNN on a GPU, so that a run can be repeated
+    bit for bit; slower. Does not cover JPEGs that DALI decodes on the GPU."""
+    cuda_graph: bool = setting(False, free_on_resume=True)
+    """Launch each step as CUDA graphs, captured after 3 ordinary steps: for small networks, whose
+    kernels take less time than their launches. Takes more memory; one GPU, without --compile."""
     out: str = setting("", free_on_resume=True)
     """Run folder; default: runs/RECIPE-DATE-TIME-PROCESS."""
     resume: str = setting("", free_on_resume=True)
@@ -50,3 +61,16 @@ class RunConfig(Settings):
     NVTX ranges on a GPU). DALI's own threads are not in it."""
     debug: bool = setting(False, free_on_resume=True)
     """Print the traceback of an error."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.cuda_graph and self.compile != "off":
+            raise ConfigError(
+                f"--cuda-graph cannot be combined with --compile, got {self.compile}; "
+                "use --compile reduce-overhead, or one of the two"
+            )
+
+    @property
+    def compiles_to_graphs(self) -> bool:
+        """True if torch.compile uses CUDA graphs."""
+        return self.compile in ("reduce-overhead", "max-autotune")

@@ -19,6 +19,7 @@ from rich.table import Table
 from fastaug.config import TrainConfig
 from fastaug.data.image_set import ImageSet
 from fastaug.errors import printable
+from fastaug.runtime.arithmetic import arithmetic_in_force
 from fastaug.runtime.distributed import Group
 
 SMALL_VIEWS = 6
@@ -205,7 +206,8 @@ def announcement(
     steps = f"{total:,} steps" if last_step == total else f"{last_step:,} of {total:,} steps"
     yield (
         f"{steps} of {config.images_per_step} images x {config.view.views} views on {where}, "
-        f"{config.run.precision}, {config.data.loader} loader; run folder {config.run.out}"
+        f"{arithmetic_in_force(device, config.run.precision)}, {config.data.loader} loader; "
+        f"run folder {config.run.out}"
     )
     left_over = len(train) - steps_per_epoch * config.images_per_step
     if left_over > 0:

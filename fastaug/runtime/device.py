@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import logging
 import multiprocessing
 import os
@@ -20,14 +21,34 @@ _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def resolve_device(name: str) -> torch.device:
-    """--device as an available torch device; under torchrun, each rank has its own GPU."""
+    """--device as an available torch device, a GPU with its number; under torchrun, each rank has
+    its own GPU."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda" and "LOCAL_RANK" in os.environ:  # set by torchrun
-        name = f"cuda:{os.environ['LOCAL_RANK']}"
+    if name == "cuda" and torch.cuda.is_available():
+        name = f"cuda:{_own_gpu()}"
     device = available_device(name, "--device")
     if device.type not in ("cpu", "cuda"):
         raise ConfigError(f"--device must be auto, cpu, cuda or cuda:N, got {name!r}")
+    return device
+
+
+def _own_gpu() -> int:
+    """Number of this rank's GPU among those that the process sees."""
+    if "LOCAL_RANK" not in os.environ:  # set by torchrun
+        return torch.cuda.current_device()
+    # A cluster may show each process only its own GPU (srun --gpus-per-task=1).
+    return 0 if torch.cuda.device_count() == 1 else int(os.environ["LOCAL_RANK"])
+
+
+def use_device(name: str) -> torch.device:
+    """resolve_device, and make a GPU the current one of this process.
+
+    Libraries take the default stream, whose handle is 0 on every GPU, as that of the current GPU.
+    """
+    device = resolve_device(name)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     return device
 
 
@@ -100,13 +121,26 @@ def cpp_compiler() -> str | None:
     return next((path for path in found if path), None)
 
 
+def why_no_triton() -> str | None:
+    """None, or why Triton cannot run programs on a GPU. It compiles their launchers as C code."""
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed: pip install triton"
+    named = os.environ.get("CC")
+    if any(shutil.which(name) for name in ([named] if named else ["gcc", "clang"])):
+        return None
+    given = f"CC={named}" if named else "gcc or clang"
+    return f"Triton needs a C compiler, and there is no {given}: install one, or set CC"
+
+
 def check_compiler(device: torch.device) -> None:
-    """Raise if torch.compile would not find a C++ compiler: its own error has fifty lines."""
+    """Raise if torch.compile would not find its compilers: its own error has fifty lines."""
     if device.type == "cpu" and cpp_compiler() is None:
         raise ConfigError(
             "--compile on a CPU needs a C++ compiler, and neither g++ nor clang++ was found; "
             "install one, set CXX, or omit --compile"
         )
+    if device.type == "cuda" and (reason := why_no_triton()):
+        raise ConfigError(f"--compile on a GPU: {reason}; or omit --compile")
 
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:

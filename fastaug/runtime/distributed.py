@@ -8,15 +8,21 @@ of ranks. A single process is a group of one and does not use torch.distributed.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
-from fastaug.errors import FastaugError, RankLostError, first_line
+from fastaug.errors import ConfigError, FastaugError, RankLostError, first_line
 
 Result = TypeVar("Result")
+
+# Longer than any wait of a healthy run, for example while a rank scans a million files. During
+# training, the watchdog detects a hang.
+TIMEOUT = timedelta(hours=12)
 
 
 @dataclass(frozen=True)
@@ -28,6 +34,26 @@ class Group:
     """Number of ranks: torch's world size."""
     local_rank: int = 0
     """Number of this rank on its machine."""
+    gpus: ProcessGroup | None = None
+    """NCCL's group, for tensors on GPUs; messages between hosts use gloo, the default group."""
+
+    def on(self, device: torch.device) -> Group:
+        """This group for tensors on a device; raises on every rank if two have the same GPU."""
+        if self.ranks == 1 or device.type == "cpu":
+            return self
+        own = str(torch.cuda.get_device_properties(device).uuid)
+        owners: dict[str, int] = {}
+        for rank, gpu in enumerate(self.gather(own)):
+            if (other := owners.setdefault(gpu, rank)) != rank:
+                raise ConfigError(
+                    f"--device {device.type}: ranks {other} and {rank} have the same GPU; start at "
+                    "most as many ranks on a machine as it has GPUs, and do not give --device a "
+                    "number"
+                )
+        # With its device, NCCL does not guess it from the first tensor.
+        gpus = torch.distributed.new_group(backend="nccl", device_id=device, timeout=TIMEOUT)
+        assert isinstance(gpus, ProcessGroup)  # every rank is a member
+        return replace(self, gpus=gpus)
 
     @property
     def is_first(self) -> bool:
@@ -37,7 +63,7 @@ class Group:
     def sum_(self, tensor: Tensor) -> Tensor:
         """Sum a tensor over all ranks, in place."""
         if self.ranks > 1:
-            torch.distributed.all_reduce(tensor)
+            torch.distributed.all_reduce(tensor, group=self.gpus if tensor.is_cuda else None)
         return tensor
 
     def mean_(self, tensor: Tensor) -> Tensor:

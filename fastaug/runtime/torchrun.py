@@ -7,18 +7,14 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from pathlib import Path
 
 import torch
 from torch.distributed import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from fastaug.runtime.distributed import Group
+from fastaug.runtime.distributed import TIMEOUT, Group
 
-# Longer than any wait of a healthy run, for example while a rank scans a million files. During
-# training, the watchdog detects a hang.
-_TIMEOUT = timedelta(hours=12)
 _POLL_SECONDS = 0.05
 
 
@@ -29,11 +25,10 @@ def join_process_group() -> Iterator[Group]:
     if "RANK" not in os.environ or ranks == 1:
         yield Group()
         return
-    store, rank, ranks = next(rendezvous("env://", timeout=_TIMEOUT))
-    # NCCL for gradients on GPUs, gloo for messages between hosts.
-    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    store, rank, ranks = next(rendezvous("env://", timeout=TIMEOUT))
+    # For messages between hosts; Group.on adds NCCL when the device is known.
     torch.distributed.init_process_group(
-        backend, store=_own_store(store, rank, ranks), rank=rank, world_size=ranks, timeout=_TIMEOUT
+        "gloo", store=_own_store(store, rank, ranks), rank=rank, world_size=ranks, timeout=TIMEOUT
     )
     group = Group(rank, ranks, int(os.environ.get("LOCAL_RANK", 0)))
     yield group

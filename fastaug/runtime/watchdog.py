@@ -86,10 +86,19 @@ class Watchdog:
             if hasattr(signal, "SIGUSR1") and child.pid:
                 with suppress(OSError):
                     os.kill(child.pid, signal.SIGUSR1)
-        # In a thread: the disk may be what hangs, and the process must end with its exit code.
+        # In a thread: a GPU or the disk may be what hangs, and the process must end with its exit
+        # code. The copy of the weights waits for all work that the GPU was given before.
         saving = threading.Thread(target=self._save, name="fastaug-last-save", daemon=True)
         saving.start()
         saving.join(_LAST_RESORT)
+        if saving.is_alive():
+            line = (
+                f"error: {self._name} could not save its last steps within {_LAST_RESORT:g} s, "
+                "because a GPU or the disk does not respond; --resume continues from the last "
+                "checkpoint\n"
+            )
+            with suppress(OSError):
+                os.write(_STDERR, line.encode())
         for child in multiprocessing.active_children():  # those that hang would outlive this one
             with suppress(OSError):
                 child.kill()

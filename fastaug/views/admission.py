@@ -1,6 +1,7 @@
 """The admission check of a fused view engine: its views against the reference's.
 
-All resampling modes, the border, every operation and all dtypes, in milliseconds on small images.
+All resampling modes, the border, every operation and all dtypes, in milliseconds on small images;
+on a GPU, after the start of a child process.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import torch
 from torch import Tensor
 
 from fastaug.errors import DataError
-from fastaug.toolchain.admission import AdmissionReport, cached_report, compare_cases, report_file
+from fastaug.toolchain import admission
+from fastaug.toolchain.admission import AdmissionReport, compare_cases, report_file
 from fastaug.views.batch import VIEW_DTYPES
 from fastaug.views.config import ViewConfig
 from fastaug.views.packed_plan import pictures_of
@@ -54,12 +56,14 @@ def compare(engine: ViewEngine, device: torch.device) -> AdmissionReport:
     return compare_cases(engine.name, device, cases)
 
 
-def check_admission(engine: ViewEngine, device: torch.device) -> AdmissionReport:
-    """compare(), or its cached report for this device and these sources."""
+def check_admission(
+    engine: ViewEngine, device: torch.device, *, again: bool = False
+) -> AdmissionReport:
+    """compare(), or its cached report for this device and these sources unless `again`."""
     file: Path | None = None
     with suppress(OSError, DataError):
         file = report_file([*engine.sources(), Path(__file__)], engine.name, device)
-    return cached_report(file, lambda: compare(engine, device))
+    return admission.check(compare, engine, device, file=file, again=again)
 
 
 def _error(engine: ViewEngine, case: _Case, device: torch.device) -> tuple[float, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -12,11 +11,17 @@ VIEW_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloa
 """Dtypes by their names in --views-dtype."""
 
 
+def view_dtype(name: str) -> torch.dtype:
+    """The dtype of --views-dtype; fp32 for auto, which TrainConfig.resolved_view replaces."""
+    return VIEW_DTYPES.get(name, torch.float32)
+
+
 @dataclass(frozen=True)
 class ViewBatch:
     """views: [B, K, 3, H, W] float; labels: [B] int64; indices: [B] int64 (in the data set).
 
     The views are stored as B, K, H, W, 3, so that `flat` is a channels-last batch without a copy.
+    The indices stay in host memory: only messages use them.
     """
 
     views: Tensor
@@ -29,10 +34,10 @@ class ViewBatch:
         return self.views.flatten(0, 1)
 
     def to(self, device: torch.device) -> ViewBatch:
-        return self._each(lambda tensor: tensor.to(device, non_blocking=True))
+        """Views and labels on a device; from pinned memory the host does not wait."""
+        views, labels = (t.to(device, non_blocking=True) for t in (self.views, self.labels))
+        return ViewBatch(views, labels, self.indices)
 
     def pin_memory(self) -> ViewBatch:
-        return self._each(lambda tensor: tensor.pin_memory())
-
-    def _each(self, move: Callable[[Tensor], Tensor]) -> ViewBatch:
-        return ViewBatch(move(self.views), move(self.labels), move(self.indices))
+        """Views and labels in pinned memory, from which a GPU copies on its own."""
+        return ViewBatch(self.views.pin_memory(), self.labels.pin_memory(), self.indices)

@@ -42,8 +42,9 @@ class ViewConfig(Settings):
     """M, the strength of RandAugment's operations: 0 to 10, or 0 to 30 with the dali policy."""
     normalize: Literal["imagenet", "cifar"] = "imagenet"
     """Data set whose channel means and standard deviations normalize the views."""
-    views_dtype: Literal["fp32", "fp16", "bf16"] = "fp32"
-    """Dtype of the views. fp16 and bf16 halve their memory and need --precision fp16 or bf16."""
+    views_dtype: Literal["auto", "fp32", "fp16", "bf16"] = "auto"
+    """Dtype of the views. fp16 and bf16 halve their memory and need --precision fp16 or bf16; auto:
+    that of --precision."""
     views_engine: Literal["auto", "fused", "dali"] = setting("auto", free_on_resume=True)
     """What makes the views in the dali loader. fused: one kernel for the whole view (on a CPU it
     needs g++ or clang++); dali: DALI's operators; auto: fused if it passes its admission check,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from ctypes import c_longlong, c_void_p
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fastaug.errors import KernelUnavailableError
+from fastaug.runtime.streams import SideStream
 from fastaug.toolchain import cuda_driver, nvrtc
 from fastaug.toolchain.build import DTYPES
 from fastaug.toolchain.cuda_driver import Device
@@ -54,17 +54,20 @@ class StartedViews:
 
 
 class CudaViews:
-    """The engine of one GPU. At start(), its stream waits for the current one, so that the images
-    are complete; then both run concurrently until finish()."""
+    """The engine of one GPU. It works on its own stream, concurrently with the current one until
+    finish()."""
 
     name = "cuda"
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        # The images, until an event shows that their views are made. The owner of that memory may
-        # not know about streams (DALI's lists do not): if it were released earlier, even after
-        # finish(), it could be reused while the kernel still reads it.
-        self._in_use: deque[tuple[torch.cuda.Event, Any]] = deque()
+
+    @property
+    def stream(self) -> torch.cuda.Stream:
+        return self._side.stream
+
+    def __reduce__(self) -> tuple[Any, tuple[torch.device]]:
+        return type(self), (self._device,)  # handles belong to their process
 
     def why_not(self) -> str | None:
         if not torch.cuda.is_available():
@@ -81,18 +84,25 @@ class CudaViews:
         return (*VIEWS.sources(), *map(Path, python))
 
     def start(
-        self, pictures: Pictures, plans: ViewPlans, spec: RenderSpec, *, threads: int, kept: Any
+        self,
+        pictures: Pictures,
+        plans: ViewPlans,
+        spec: RenderSpec,
+        *,
+        threads: int,
+        kept: Any,
+        wait: bool = True,
     ) -> StartedViews:
         """Start making views. threads: not used."""
-        self._release_images()
+        self._side.release()
         views, layers = encode_views(pictures, plans), encode_layers(plans)
         size, (images, per_image, count) = plans.size, plans.operations.shape
         shape = (images, per_image, size, size, 3)
         if not len(views):
-            return StartedViews(self._empty(shape, spec.dtype), None, self._release_images)
+            return StartedViews(self._empty(shape, spec.dtype), None, self._side.release)
         gpu, needs = self._gpu, memory_needs(views, layers, spec, size)
         plan = plan_launch(needs, len(views), size, gpu.shared_limit, gpu.processors)
-        with self._on_own_stream():
+        with self._on_own_stream(wait):
             uploaded = self._uploaded(np.concatenate([_bytes(views), _bytes(layers)]))
             out = self._empty(shape, spec.dtype)
             scratch = torch.empty(plan.scratch_bytes, dtype=torch.uint8, device=self._device)
@@ -102,9 +112,7 @@ class CudaViews:
             )
             kernel = f"views_{DTYPES[spec.dtype]}"
             gpu.launch(VIEWS, kernel, plan.blocks, plan.threads, plan.shared_bytes, arguments)
-            done = self._stream.record_event()
-        self._in_use.append((done, kept))
-        return StartedViews(out, done, self._release_images)
+        return StartedViews(out, self._side.keep(kept), self._side.release)
 
     def _empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         # Permuted here: torch cannot exit cleanly if a tensor and a view of it are both kept.
@@ -116,23 +124,20 @@ class CudaViews:
         return Device(torch.cuda.current_device() if index is None else index)
 
     @cached_property
-    def _stream(self) -> torch.cuda.Stream:
-        return torch.cuda.Stream(self._device)
+    def _side(self) -> SideStream:
+        return SideStream(self._device)
 
-    def _on_own_stream(self) -> AbstractContextManager:
+    def _on_own_stream(self, wait: bool) -> AbstractContextManager:
         """A context with this engine's stream. Its tensors belong to that stream's memory, so they
         may be released as soon as the kernel is launched."""
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        return torch.cuda.stream(self._stream)
+        if wait:
+            self.stream.wait_stream(torch.cuda.current_stream(self._device))
+        return torch.cuda.stream(self.stream)
 
     def _uploaded(self, content: np.ndarray) -> Tensor:
         # From pinned memory, which torch keeps until the copy is done: the caller does not wait.
         pinned = torch.from_numpy(content).pin_memory()
         return pinned.to(self._device, non_blocking=True)
-
-    def _release_images(self) -> None:
-        while self._in_use and self._in_use[0][0].query():
-            self._in_use.popleft()
 
 
 def _bytes(records: np.ndarray) -> np.ndarray:

@@ -47,10 +47,25 @@ class ViewEngine(Protocol):
     def sources(self) -> tuple[Path, ...]:
         """All files that decide what it computes."""
 
+    @property
+    def stream(self) -> torch.cuda.Stream | None:
+        """The GPU stream that it works on; None on a CPU."""
+
     def start(
-        self, pictures: Pictures, plans: ViewPlans, spec: RenderSpec, *, threads: int, kept: Any
+        self,
+        pictures: Pictures,
+        plans: ViewPlans,
+        spec: RenderSpec,
+        *,
+        threads: int,
+        kept: Any,
+        wait: bool = True,
     ) -> StartedViews:
-        """Start making views in the background. kept: the owner of the pictures' memory."""
+        """Start making views in the background. kept: the owner of the pictures' memory.
+
+        wait: for the current stream first, where the pictures may still be in the making. False if
+        they are complete on the engine's own stream.
+        """
 
 
 def fused_engine(device: torch.device) -> ViewEngine:

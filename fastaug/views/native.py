@@ -72,8 +72,17 @@ class NativeViews:
         modules = (packed_plan, randaugment)
         return Path(__file__), *(Path(str(module.__file__)) for module in modules), _build()
 
+    stream = None
+
     def start(
-        self, pictures: Pictures, plans: ViewPlans, spec: RenderSpec, *, threads: int, kept: Any
+        self,
+        pictures: Pictures,
+        plans: ViewPlans,
+        spec: RenderSpec,
+        *,
+        threads: int,
+        kept: Any,
+        wait: bool = True,
     ) -> StartedViews:
         """Start making views. threads: number of threads besides the calling one."""
         views, layers = encode_views(pictures, plans), encode_layers(plans)

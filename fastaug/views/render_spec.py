@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from fastaug.errors import ConfigError, suggest
-from fastaug.views.batch import VIEW_DTYPES
+from fastaug.views.batch import VIEW_DTYPES, view_dtype
 from fastaug.views.config import ViewConfig
 from fastaug.views.reference import NORMALIZATION
 
@@ -68,5 +68,5 @@ class RenderSpec:
             interpolation=config.interpolation,
             antialias=config.antialias,
             normalize=config.normalize,
-            dtype=VIEW_DTYPES[config.views_dtype],
+            dtype=view_dtype(config.views_dtype),
         )

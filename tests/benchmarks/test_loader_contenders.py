@@ -72,7 +72,7 @@ def pixels(images: ImageSet) -> np.ndarray:
 def settings(**changes: object) -> TrainConfig:
     """Views that are the whole image, as it is or mirrored: a square has no other crop of all."""
     values: dict = {"views": 2, "batch_size": 8, "size": SIDE, "crop_area": (1.0, 1.0)}
-    values |= {"workers": 1, "randaugment_layers": 3, "precision": "bf16"}
+    values |= {"workers": 1, "randaugment_layers": 3, "precision": "bf16", "views_dtype": "fp32"}
     values |= {"interpolation": "bilinear", "antialias": True}
     return TrainConfig.from_flat(**(values | changes))
 

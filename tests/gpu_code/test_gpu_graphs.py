@@ -97,7 +97,7 @@ class TestGpuPlacement:
     @pytest.mark.parametrize("decoded_on", ["cpu", "gpu"])
     def test_every_operator_has_a_place(self, changes: dict, decoded_on: str) -> None:
         config = TrainConfig.from_flat(**changes)
-        views = view_pipeline(config.view, "gpu", decoded_on, **GPU)
+        views = view_pipeline(config.resolved_view, "gpu", decoded_on, **GPU)
         padded = config.view.size if config.view.crop == "pad" else None
         decoding = decode_pipeline("gpu", padded_size=padded, **GPU)
         assert misplaced(views) == []
@@ -108,7 +108,7 @@ class TestGpuPlacement:
 
     def test_all_work_on_pixels_is_on_the_gpu(self, changes: dict) -> None:
         """What stays on the host are the plans: their inputs, subscripts and conditions."""
-        views = view_pipeline(TrainConfig.from_flat(**changes).view, "gpu", "gpu", **GPU)
+        views = view_pipeline(TrainConfig.from_flat(**changes).resolved_view, "gpu", "gpu", **GPU)
         on_host = {name for name, device, *_ in operators(views) if device == "cpu"}
         assert on_host <= {
             *("ExternalSource", "_TensorSubscript", "_ArithmeticGenericOp", "Cast", "Reshape"),
@@ -120,10 +120,11 @@ class TestGpuPlacement:
         on_cpu = {**GPU, "device_id": None}
         config = TrainConfig.from_flat(**changes)
         ours = sorted(
-            name for name, *_ in operators(view_pipeline(config.view, "cpu", "cpu", **on_cpu))
+            name
+            for name, *_ in operators(view_pipeline(config.resolved_view, "cpu", "cpu", **on_cpu))
         )
         gpu = sorted(
-            name for name, *_ in operators(view_pipeline(config.view, "gpu", "gpu", **GPU))
+            name for name, *_ in operators(view_pipeline(config.resolved_view, "gpu", "gpu", **GPU))
         )
         assert ours == gpu
 

@@ -15,6 +15,7 @@ import torch
 from compiled_resources import LIMITS, benchmark, check_resources
 
 from fastaug.runtime.device import cpp_compiler
+from fastaug.runtime.streams import SideStream
 from fastaug.toolchain import nvrtc
 from fastaug.toolchain.build import source_folder
 from fastaug.views import engine
@@ -208,35 +209,19 @@ def test_its_sources_are_files() -> None:
     assert headers | python | {"views.cu"} < names
 
 
-def test_what_views_are_made_of_is_kept_until_they_are_made() -> None:
-    views = CudaViews(torch.device("cuda", 0))
-    events = [SimpleNamespace(query=lambda i=i: done[i]) for i in range(3)]
+def test_what_a_stream_reads_is_kept_until_it_has_read_it(monkeypatch: pytest.MonkeyPatch) -> None:
     done = [False, True, False]
-    views._in_use.extend((event, number) for number, event in enumerate(events))  # type: ignore[misc]
+    events = iter([SimpleNamespace(query=lambda i=i: done[i]) for i in range(3)])
+    stream = SimpleNamespace(record_event=lambda: next(events))
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: stream)
+    side = SideStream(torch.device("cuda", 0))
+    for number in range(3):
+        side.keep(number)
 
     def kept() -> list[Any]:
-        views._release_images()
-        return [what for _, what in views._in_use]
+        side.release()
+        return [what for _, what in side._in_use]
 
     assert kept() == [0, 1, 2]  # the stream works in order: the second one is done after the first
     done[0] = True
     assert kept() == [2]
-
-
-@pytest.mark.parametrize("gpu", [None, 2])
-def test_decoded_images_are_awaited_on_the_current_stream(
-    gpu: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    decoder_module = pytest.importorskip("fastaug.pipelines.decoder")
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"stream of {device}")
-    asked = []
-
-    def outputs(cuda_stream: Any) -> tuple:
-        asked.append(cuda_stream)
-        return (SimpleNamespace(shape=list),)
-
-    decoder = object.__new__(decoder_module.Decoder)
-    decoder._gpu, decoder._decoder = gpu, SimpleNamespace(outputs=outputs)
-    decoder._check_sizes = lambda *given: None
-    decoder._decoded(SimpleNamespace(indices=np.arange(0)))
-    assert asked == [None if gpu is None else "stream of 2"]

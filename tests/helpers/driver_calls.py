@@ -281,9 +281,9 @@ def check_views(driver: FakeDriver, current: list[int]) -> None:
         happened.clear()
         form = RenderSpec(dtype=dtype)
         started = engine.start(pictures, plans, form, threads=0, kept=kept)
-        assert [what for _, what in engine._in_use] == [kept]
+        assert [what for _, what in engine._side._in_use] == [kept]
         found = started.finish()
-        assert not engine._in_use  # its event has come
+        assert not engine._side._in_use  # its event has come
         assert happened == [
             f"{SIDE:x} waits for {STREAM:x}",
             "pinned",

@@ -106,19 +106,17 @@ class EmulatedViews(CudaViews):
         super().__init__(torch.device("cpu"))
         self.gpu = EmulatedDevice(architecture, **options)
 
-    def start(
-        self, pictures: Pictures, plans: ViewPlans, spec: RenderSpec, *, threads: int, kept: Any
-    ) -> Any:
+    def start(self, pictures: Pictures, plans: ViewPlans, spec: RenderSpec, **more: Any) -> Any:
         module = self.gpu.load(VIEWS, f"views_{DTYPES[spec.dtype]}")
         show_images(module, pictures)
-        started = super().start(shown(pictures), plans, spec, threads=threads, kept=kept)
+        started = super().start(shown(pictures), plans, spec, **more)
         started._done = None
         return started
 
     _gpu = property(lambda self: self.gpu)  # type: ignore[assignment]
-    _stream = SimpleNamespace(record_event=lambda: SimpleNamespace(query=lambda: True))  # type: ignore[assignment]
+    _side = SimpleNamespace(keep=lambda owner: None, release=lambda: None)  # type: ignore[assignment]
 
-    def _on_own_stream(self) -> Any:
+    def _on_own_stream(self, wait: bool) -> Any:
         return nullcontext()
 
     def _uploaded(self, content: np.ndarray) -> Tensor:

@@ -1,8 +1,8 @@
 """The PTX emulator: runs compiled GPU code on the CPU.
 
-FASTAUG_PTX_EMULATOR may name another one, a Python file that offers Module(ptx).launch(name, grid,
-block, args, shared_bytes). The project's own is tests/tools/ptx_emu.py; it has never been compared
-with a GPU.
+FASTAUG_PTX_EMULATOR may name another one, a Python file or a package folder that offers
+Module(ptx).launch(name, grid, block, args, shared_bytes). The project's own is tests/tools/ptx_emu;
+it has never been compared with a GPU.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType
 
-OWN = Path(__file__).parents[1] / "tools/ptx_emu.py"
+OWN = Path(__file__).parents[1] / "tools/ptx_emu"
 
 
 @cache
 def emulator() -> ModuleType:
-    file = os.environ.get("FASTAUG_PTX_EMULATOR") or OWN
+    found = Path(os.environ.get("FASTAUG_PTX_EMULATOR") or OWN)
+    file = found / "__init__.py" if found.is_dir() else found
     spec = importlib.util.spec_from_file_location("fastaug_ptx_emulator", file)
     assert spec is not None
     assert spec.loader is not None

@@ -36,6 +36,15 @@ def channels_last_images(batch: int = 2, size: int = 64) -> Tensor:
     return images.to(memory_format=torch.channels_last)
 
 
+def test_gradients_have_the_strides_of_the_weights(model: nn.Module) -> None:
+    """Otherwise DDP copies each of them into its bucket element by element, and warns."""
+    model(channels_last_images()).square().sum().backward()
+    grads = {name: (p, p.grad) for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    assert len(grads) > 10
+    assert [name for name, (p, grad) in grads.items() if p.stride() != grad.stride()] == []
+
+
 def check_head_under_autocast(model: nn.Module, images: Tensor, dtype: torch.dtype) -> Tensor:
     """The logits are what fp32 makes of the features, which are returned."""
     (head,) = (module for module in model.modules() if isinstance(module, Fp32Linear))
@@ -85,10 +94,12 @@ def test_no_activation_leaves_channels_last(model: nn.Module, dtype: torch.dtype
     assert len(checked) > 10
 
 
-def test_weights_are_channels_last(model: nn.Module) -> None:
-    for name, parameter in model.named_parameters():
-        if parameter.ndim == 4:
-            assert parameter.is_contiguous(memory_format=torch.channels_last), name
+def test_weights_are_channels_last_unless_they_are_standardized_first(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Conv2d):
+            is_standardized = hasattr(module, "gain")
+            layout = torch.contiguous_format if is_standardized else torch.channels_last
+            assert module.weight.is_contiguous(memory_format=layout), name
 
 
 def test_every_parameter_has_a_gradient(model: nn.Module) -> None:

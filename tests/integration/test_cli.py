@@ -169,6 +169,20 @@ class TestConfigure:
         for flags in (["--dali"], ["--loader", "dali"]):
             assert train.configure([*flags, "--views", "2"])[0].data.loader == "dali"
 
+    @pytest.mark.parametrize(
+        ("flags", "mode"),
+        [
+            ("--compile", "default"),
+            ("--compile --views 2", "default"),
+            ("--compile reduce-overhead", "reduce-overhead"),
+            ("--compile=max-autotune", "max-autotune"),
+            ("--no-compile", "off"),
+            ("", "off"),
+        ],
+    )
+    def test_compile_takes_a_mode_or_none(self, flags: str, mode: str) -> None:
+        assert train.configure(flags.split())[0].run.compile == mode
+
     def test_flags_change_the_recipe(self) -> None:
         config, checkpoint = train.configure(["--recipe=cifar100-wrn-16-4", "--views", "8"])
         assert (config.model.model, config.view.views, config.view.crop) == ("wrn-16-4", 8, "pad")

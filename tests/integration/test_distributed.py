@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from fastaug.errors import ConfigError, DataError
 from fastaug.models.sync_norm import synchronize_batch_norm
 from fastaug.runs.checkpoint import load_checkpoint
 from fastaug.runtime.distributed import Agreement, Group, lost_rank
+from fastaug.views.batch import ViewBatch
 
 Tiny = Callable[..., TrainConfig]
 
@@ -67,6 +69,20 @@ def test_the_same_batches_on_more_ranks_are_the_same_training(
     one, many = run(config, 1, "one"), run(config, ranks, "many")
     assert_same_training(many, one)
     assert load_checkpoint(many / "last.pt")["loader"] == load_checkpoint(one / "last.pt")["loader"]
+
+
+def _warnings_of_a_step(group: Group, config: TrainConfig) -> list[str]:
+    learner = Learner(config, 3, torch.device("cpu"), group)
+    views = torch.randn(2, 2, 32, 32, 3).permute(0, 1, 4, 2, 3)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        learner.backward(ViewBatch(views, torch.zeros(2, dtype=torch.int64), torch.arange(2)))
+    return [str(warning.message) for warning in caught]
+
+
+def test_gradients_of_standardized_convolutions_fit_into_ddp_s_buckets(tiny: Tiny) -> None:
+    config = tiny(kernel="reference", model="nf_resnet26", size=32)
+    assert run_ranks(2, _warnings_of_a_step, config) == [[], []]
 
 
 def test_what_one_rank_leaves_others_finish(tiny: Tiny) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from expect import missing, raises
@@ -20,7 +22,7 @@ from fastaug.engine import learner, trainer
 from fastaug.engine.learner import Learner
 from fastaug.engine.loaders import build_loader
 from fastaug.engine.trainer import Trainer
-from fastaug.errors import NonFiniteError
+from fastaug.errors import DataError, NonFiniteError
 from fastaug.kernels.contract import Kernel
 from fastaug.kernels.objective import ObjectiveTerms
 from fastaug.runs.checkpoint import load_checkpoint
@@ -46,6 +48,12 @@ class Poisoned:
 
     def __len__(self) -> int:
         return len(self.loader)
+
+    def make_views(self, epoch: int, indices: np.ndarray) -> Tensor:
+        views = self.loader.make_views(epoch, indices)
+        if epoch == 0:
+            views[torch.isin(torch.from_numpy(indices), self.poisonous)] = math.nan
+        return views
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.loader, name)
@@ -163,6 +171,8 @@ def test_too_many_in_a_row(
     """Noticed within an epoch of four steps, or when it ends."""
     config = tiny(max_bad_steps=2, epochs=3)
     batches = images_of(config, *bad)
+    loader = build_loader(config)
+    seen = {int(i): views for b in loader for i, views in zip(b.indices, b.views, strict=True)}
     number, first = bad[-2] + 1, batches[-2]
     with monkeypatch.context() as patch:
         poison(patch, {batch[5] for batch in batches})
@@ -176,7 +186,8 @@ def test_too_many_in_a_row(
     assert sorted(kept["images"].tolist()) == sorted(first)
     assert kept["images"][0] == first[5] == kept["culprits"].item()
     assert kept["views"][0].isnan().all()
-    assert kept["views"][1:].isfinite().all()
+    for image, views in zip(kept["images"][1:], kept["views"][1:], strict=True):
+        assert torch.equal(views, seen[int(image)])
     assert kept["nll"].shape == kept["labels"].shape == (8,)
     assert load_checkpoint(out / "last.pt")["step"] == bad[-1] + 1
     # Resumed where the images are sound, it is as if those steps had not been.
@@ -188,6 +199,42 @@ def test_too_many_in_a_row(
     ours, theirs = (load_checkpoint(Path(c.run.out) / "last.pt") for c in (config, without))
     torch.testing.assert_close(ours["model"], theirs["model"], rtol=0, atol=0)
     assert (ours["skipped_steps"], theirs["skipped_steps"]) == (len(bad), 0)
+
+
+def test_views_that_cannot_be_made_again_do_not_hide_the_error(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny(max_bad_steps=1)
+    (batch,) = images_of(config, 1)
+    poison(monkeypatch, {batch[0]})
+
+    def fail(*_: Any) -> Tensor:
+        raise DataError("the disk is gone")
+
+    monkeypatch.setattr(Poisoned, "make_views", fail)
+    with raises(NonFiniteError, "1 2"):
+        Trainer(config).fit()
+    kept = torch.load(Path(config.run.out) / "bad-batch.pt", weights_only=True)
+    assert "views" not in kept
+    assert sorted(kept["images"].tolist()) == sorted(batch)
+
+
+@pytest.mark.parametrize("loader", ["torch", "dali"])
+def test_parts_of_a_step_do_not_keep_their_views(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch, loader: str
+) -> None:
+    """Alive when a part begins: its own views, and at most those of the part before."""
+    backward, refs, alive = Learner.backward, [], []
+
+    def count(self: Learner, batch: ViewBatch, *args: Any, **named: Any) -> ObjectiveTerms:
+        refs.append(weakref.ref(batch.views))
+        alive.append(sum(ref() is not None for ref in refs))
+        return backward(self, batch, *args, **named)
+
+    monkeypatch.setattr(Learner, "backward", count)
+    Trainer(tiny(loader=loader, accumulate=8, epochs=1, tta=0)).fit()
+    assert len(alive) == 4 * 8
+    assert max(alive) <= 2
 
 
 def _train_poisoned(group: Group, config: TrainConfig, images: set[int]) -> None:

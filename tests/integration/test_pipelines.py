@@ -158,7 +158,9 @@ class TestViews:
             size=16,
         )
         one_run = {"num_threads": 1, "device_id": None, "prefetch_queue_depth": 1}
-        pipeline = view_pipeline(config.view, "cpu", "cpu", batch_size=len(cases), **one_run)
+        pipeline = view_pipeline(
+            config.resolved_view, "cpu", "cpu", batch_size=len(cases), **one_run
+        )
         images = [np.full((60, 47, 3), level, np.uint8) for level, _ in cases]
         for name, values in {"images": images, **plan_inputs(plans, config.view)}.items():
             pipeline.feed_input(name, values)
@@ -197,7 +199,7 @@ class TestViews:
     @pytest.mark.parametrize("name", ["fp16", "bf16"])
     def test_half_precision(self, photos: Path, loader: dict, name: str) -> None:
         config = TrainConfig.from_flat(data=str(photos), precision="bf16", workers=0, **loader)
-        (full,) = fastaug.build_loader(config)
+        (full,) = fastaug.build_loader(config.replace(views_dtype="fp32"))
         (half,) = fastaug.build_loader(config.replace(views_dtype=name))
         dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}[name]
         assert half.views.dtype == dtype

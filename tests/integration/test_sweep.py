@@ -165,7 +165,7 @@ def test_the_flags_of_a_run_give_its_config(name: str, tmp_path: Path) -> None:
         lr=2**-9.5,
         seed=3,
         crop_area=(0.1, 0.75),
-        compile=True,
+        compile="default",
         nesterov=not get_recipe(name).optim.nesterov,
     )
     config, checkpoint = configure_training(train_flags(wanted, tmp_path / "run"))

@@ -14,6 +14,7 @@ import pytest
 import torch
 from expect import missing, raises
 from PIL import Image
+from torch import nn
 from training import assert_same_weights, metrics, run, tiny_config, weights
 
 from fastaug.config import TrainConfig
@@ -23,6 +24,7 @@ from fastaug.engine.metrics import Meter
 from fastaug.engine.trainer import Trainer
 from fastaug.errors import CheckpointError, ConfigError, DataError
 from fastaug.runs.checkpoint import evaluated_weights, load_checkpoint
+from fastaug.runtime.device import check_compiler
 
 Tiny = Callable[..., TrainConfig]
 STEPS = 8  # of tiny(): 36 images, 8 in a step, 2 epochs
@@ -98,6 +100,12 @@ def test_stopping_after_any_step_changes_nothing(
     assert (
         load_checkpoint(resumed / "best.pt")["step"] == load_checkpoint(whole / "best.pt")["step"]
     )
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_views_of_the_networks_dtype_do_not_change_the_weights(tiny: Tiny, precision: str) -> None:
+    config = tiny(precision=precision, max_steps=3)
+    assert_same_weights(run(config), run(config.replace(views_dtype="fp32"), "-fp32"))
 
 
 @pytest.mark.parametrize(
@@ -348,4 +356,70 @@ def test_compile_without_a_compiler(tiny: Tiny, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CXX", raising=False)
     with raises(ConfigError, "--compile CPU"):
-        Trainer(tiny(compile=True, device="cpu"))
+        Trainer(tiny(compile="default", device="cpu"))
+
+
+def test_what_compile_needs_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton, and the C compiler that Triton would choose: CC, and only that one, if it is set."""
+    gpu = torch.device("cuda")
+    compiler = tmp_path / "clang"
+    compiler.write_text("")
+    compiler.chmod(0o755)
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    check_compiler(gpu)
+    monkeypatch.setenv("CC", "no-such-cc")
+    with raises(ConfigError, "--compile GPU CC=no-such-cc"):
+        check_compiler(gpu)
+    monkeypatch.setenv("CC", str(compiler))
+    check_compiler(gpu)
+    monkeypatch.delenv("CC")
+    compiler.unlink()
+    with raises(ConfigError, "--compile GPU gcc clang CC"):
+        check_compiler(gpu)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with raises(ConfigError, "--compile GPU Triton"):
+        check_compiler(gpu)
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune"])
+def test_compile_passes_its_mode_on(tiny: Tiny, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+    """Modes with CUDA graphs must know where a step begins; Inductor itself is a stress test."""
+    modes, begins = [], []
+
+    def compiled(network: nn.Module, *, mode: str) -> nn.Module:
+        modes.append(mode)
+        return network
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: begins.append(1))
+    run(tiny(compile=mode, max_steps=3, tta=0))
+    assert modes == [mode]
+    assert len(begins) == (0 if mode == "default" else 3)
+
+
+def test_cuda_graph_needs_a_gpu(tiny: Tiny) -> None:
+    with raises(ConfigError, "--cuda-graph cpu"):
+        Trainer(tiny(cuda_graph=True, device="cpu"))
+
+
+def test_tf32_on_a_cpu_is_fp32_and_the_run_reports_it(
+    tiny: Tiny, capsys: pytest.CaptureFixture
+) -> None:
+    config = tiny(device="cpu", max_steps=3, tta=0)
+    tf32, fp32 = run(config.replace(precision="tf32"), "-tf32"), run(config, "-fp32")
+    assert_same_weights(tf32, fp32)
+    assert "cpu, fp32," in capsys.readouterr().out
+    summary = json.loads((tf32 / "summary.json").read_text())
+    assert summary["environment"]["precision"] == "fp32"
+
+
+def test_deterministic_changes_nothing_on_a_cpu(tiny: Tiny) -> None:
+    config = tiny(device="cpu", model="resnet18", max_steps=2, tta=0)
+    plain = run(config, "-plain")
+    try:
+        again = run(config.replace(deterministic=True), "-deterministic")
+        assert torch.are_deterministic_algorithms_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert_same_weights(again, plain)

@@ -180,7 +180,9 @@ def test_a_save_that_hangs_does_not_keep_it_alive(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, save: Callable[[], None], code: int
 ) -> None:
     monkeypatch.setattr(watchdog, "_LAST_RESORT", 0.3)
-    assert hang(tmp_path, save=save)[0] == code
+    found, said = hang(tmp_path, save=save)
+    assert found == code
+    assert ("0.3 s" in said) == (code == 75)
 
 
 def test_a_save_that_fails_is_reported(tmp_path: Path) -> None:

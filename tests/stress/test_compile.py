@@ -31,5 +31,5 @@ def test_a_compiled_training_has_the_loss_of_a_plain_one(
     tiny: Callable[..., TrainConfig],
 ) -> None:
     plain = metrics(run(tiny(max_steps=2, tta=0), "1"))
-    compiled = metrics(run(tiny(max_steps=2, tta=0, compile=True), "2"))
+    compiled = metrics(run(tiny(max_steps=2, tta=0, compile="default"), "2"))
     assert compiled[0]["loss"] == pytest.approx(plain[0]["loss"], rel=1e-4)

@@ -53,6 +53,14 @@ from fastaug.recipes import RECIPES, get_recipe
         ({"randaugment_magnitude": 11.0}, ("--randaugment-magnitude", "at most 10", "got 11.0")),
         ({"average": "means"}, ("--average", "'means'", "logits, losses, probs")),
         ({"precision": "fp61"}, ("--precision", "'fp61'", "fp16")),
+        ({"precision": "tf32", "views_dtype": "bf16"}, ("--views-dtype bf16", "got tf32")),
+        ({"compile": True}, ("--compile", "True", "max-autotune")),
+        (
+            {"compile": "reduce-overhead", "accumulate": 2},
+            ("--compile reduce-overhead", "--accumulate 2"),
+        ),
+        ({"compile": "default", "cuda_graph": True}, ("--cuda-graph", "--compile", "got default")),
+        ({"cuda_graph": True, "optimizer": "apex"}, ("--cuda-graph", "--optimizer sgd", "apex")),
         ({"nesterov": True, "momentum": 0.0}, ("--nesterov", "--momentum")),
         (
             {"schedule": "warmup-cosine", "warmup_epochs": 10.0, "epochs": 10},
@@ -94,6 +102,21 @@ def test_an_indivisible_batch_names_the_nearest_sizes(
         TrainConfig.from_flat(batch_size=batch_size, views=views, accumulate=accumulate)
 
 
+@pytest.mark.parametrize(
+    ("precision", "given", "expected"),
+    [
+        ("fp32", "auto", "fp32"),
+        ("bf16", "auto", "bf16"),
+        ("fp16", "auto", "fp16"),
+        ("bf16", "fp32", "fp32"),
+    ],
+)
+def test_views_have_the_dtype_of_the_precision(precision: str, given: str, expected: str) -> None:
+    config = TrainConfig.from_flat(precision=precision, views_dtype=given)
+    assert config.resolved_view.views_dtype == expected
+    assert config.view.views_dtype == given
+
+
 def test_images_per_step_and_part() -> None:
     config = TrainConfig.from_flat(batch_size=96, views=4, accumulate=3)
     assert config.images_per_step == 24
@@ -108,6 +131,11 @@ def test_a_config_survives_json(name: str) -> None:
     config = get_recipe(name)
     assert config.run.recipe == name
     assert TrainConfig.from_saved(json.loads(json.dumps(config.to_flat()))) == config
+
+
+@pytest.mark.parametrize(("saved", "mode"), [(False, "off"), (True, "default")])
+def test_compile_of_earlier_versions_was_a_switch(saved: bool, mode: str) -> None:
+    assert TrainConfig.from_saved({"compile": saved, "views": 4}).run.compile == mode
 
 
 def test_an_unknown_setting_is_refused() -> None:

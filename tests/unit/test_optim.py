@@ -11,7 +11,7 @@ from torch import nn
 
 import fastaug
 from fastaug.config import TrainConfig
-from fastaug.engine.optim import build_optimizer, decay_groups, learning_rate
+from fastaug.engine.optim import build_optimizer, decay_groups, learning_rate, load_optimizer
 from fastaug.errors import ConfigError
 from fastaug.recipes import get_recipe
 
@@ -152,3 +152,27 @@ class TestSchedules:
             assert learning_rate(update, 10, config.optim, config.images_per_step) == pytest.approx(
                 expected
             )
+
+
+def test_momentum_in_another_memory_format_is_the_same_momentum() -> None:
+    """torch's fused SGD on a CPU takes the values in the order of their memory."""
+    config = TrainConfig.from_flat(lr=0.1).optim
+
+    def conv(layout: torch.memory_format) -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Conv2d(4, 4, 3, bias=False).to(memory_format=layout)
+
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        for parameter in model.parameters():
+            grad = torch.arange(parameter.numel(), dtype=torch.float32).view_as(parameter)
+            parameter.grad = torch.empty_like(parameter).copy_(grad)
+        optimizer.step()
+
+    old, new = conv(torch.channels_last), conv(torch.contiguous_format)
+    first, second = build_optimizer(old, config), build_optimizer(new, config)
+    step(old, first)
+    new.load_state_dict(old.state_dict())
+    load_optimizer(second, first.state_dict())
+    step(old, first)
+    step(new, second)
+    torch.testing.assert_close(list(new.parameters()), list(old.parameters()), rtol=0, atol=0)

@@ -517,18 +517,66 @@ class TestRemembered:
             self.use(Compiled())
         assert checks == ["compiled"] * 2
 
-    def test_one_that_is_refused_is_compared_again(self, checks: list[str]) -> None:
+    def test_a_refusal_is_kept_until_a_source_changes(
+        self, checks: list[str], tmp_path: Path
+    ) -> None:
+        source = tmp_path / "kernel.cu"
+
         class Wrong(ReferenceKernel):
             name = "wrong"
+
+            def sources(self) -> list[Path]:
+                return [source]
 
             def value_and_grad(self, *args, **kwargs):
                 nll, kl, grad = super().value_and_grad(*args, **kwargs)
                 return nll, 2 * kl, grad
 
-        for _ in range(2):
-            with pytest.raises(KernelUnavailableError):
+        messages = []
+        for content in ("one", "one", "two"):
+            source.write_text(content)
+            with pytest.raises(KernelUnavailableError) as caught:
                 self.use(Wrong())
+            messages.append(str(caught.value))
         assert checks == ["wrong"] * 2
+        assert ["fastaug.doctor" in message for message in messages] == [False, True, False]
+
+    def test_a_check_on_request_replaces_a_refusal(
+        self, checks: list[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As after a change of the machine that the cache does not know about."""
+        with monkeypatch.context() as patch:
+            patch.setattr(Plain, "value_and_grad", lambda *_, **__: (None, None, None))
+            with pytest.raises(KernelUnavailableError):
+                self.use(Plain())
+        with pytest.raises(KernelUnavailableError):
+            self.use(Plain())  # from the cache
+        assert fastaug.check_kernel(Plain()).admitted
+        self.use(Plain())
+        assert checks == ["plain"] * 2
+
+    def test_without_memory_nothing_is_cached(
+        self, checks: list[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def no_memory(*_: object, **__: object) -> None:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Plain, "value_and_grad", no_memory)
+            with pytest.raises(KernelUnavailableError):
+                self.use(Plain())
+        self.use(Plain())
+        assert checks == ["plain"] * 2
+
+    def test_one_that_supports_nothing_is_not_refused_for_good(
+        self, checks: list[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What it needs may be there in the next process."""
+        with monkeypatch.context() as patch:
+            patch.setattr(Plain, "supports", lambda *_: "needs a variable that is not set")
+            assert not fastaug.check_kernel(Plain()).admitted
+        self.use(Plain())
+        assert checks == ["plain"] * 2
 
     def test_a_check_that_fails_later_takes_the_admission_back(
         self, checks: list[str], own_cache: Path, monkeypatch: pytest.MonkeyPatch
@@ -538,11 +586,12 @@ class TestRemembered:
         assert not fastaug.check_kernel(Plain()).admitted
         with pytest.raises(KernelUnavailableError):
             self.use(Plain())
-        assert list((own_cache / "kernels").glob("admitted-*")) == []
+        (note,) = (own_cache / "kernels").glob("admission-*.json")
+        assert not json.loads(note.read_text())["admitted"]
 
     def test_a_damaged_report_is_made_again(self, checks: list[str], own_cache: Path) -> None:
         self.use(Plain())
-        (note,) = (own_cache / "kernels").glob("admitted-*.json")
+        (note,) = (own_cache / "kernels").glob("admission-*.json")
         assert json.loads(note.read_text())["admitted"]
         note.write_text(note.read_text()[:10])
         self.use(Plain())

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 MAX_DEVICES = 64
 SYNCS = ("sync_device", "sync_stream", "sync_event", "sync_memcpy")
 IMPLICIT_SYNCS = ("free", "host_alloc")
-WORK = ("kernel", "blas", "nccl", "memcpy", "memset", "op")
+WORK = ("kernel", "blas", "nccl", "memcpy", "memset", "op", "graph")
 
 
 class Record(NamedTuple):
@@ -32,7 +32,9 @@ class Record(NamedTuple):
     kind: str
     """malloc free host_alloc memcpy memset kernel blas nccl op stream_create stream_wait
     event_create event_record sync_device sync_stream sync_event sync_memcpy mark fault error
-    unimplemented"""
+    unimplemented; of CUDA graphs: capture_begin, captured, uncaptured (work on the default stream
+    meanwhile), capture_end; graph (a launch of one; bytes: how many nodes), replayed (each node);
+    dali: outputs of a pipeline, with the device and stream that they were bound to"""
     device: int
     stream: int
     """0: the default stream; others are numbered in the order in which they were made."""
@@ -89,6 +91,14 @@ def prepare_triton() -> None:
         import nullgpu_emulation
 
         nullgpu_emulation.prepare_triton()
+
+
+def prepare_dali() -> None:
+    """Called when DALI has been imported."""
+    if is_null():
+        import nullgpu_dali
+
+        nullgpu_dali.install()
 
 
 def _let_threads_start() -> None:
@@ -190,6 +200,11 @@ def error() -> int:
 def clear_error() -> None:
     """What no real GPU can do: go on in the same process."""
     library().nullgpu_set_error(0)
+
+
+def hang() -> None:
+    """From now on, every call that waits for a GPU waits for ever."""
+    library().nullgpu_hang()
 
 
 # --- the log
