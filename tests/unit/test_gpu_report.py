@@ -340,7 +340,7 @@ def test_a_step_that_does_not_fit_into_memory_gets_smaller(
     """128 views fit; the larger K then start there."""
     tried = []
 
-    def measure(config: TrainConfig, *args: object, **flags: object) -> list:
+    def measure(config: TrainConfig, *args: object) -> list:
         tried.append((config.view.views, config.optim.batch_size))
         if config.optim.batch_size > 128:
             raise torch.OutOfMemoryError

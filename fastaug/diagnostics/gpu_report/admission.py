@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from functools import partial
+from pathlib import Path
 
 import torch
 
@@ -13,7 +15,7 @@ from fastaug.diagnostics.timing import Call, calibrate, seconds_of
 from fastaug.errors import first_line
 from fastaug.kernels.registry import load_kernel
 from fastaug.toolchain.admission import AdmissionReport
-from fastaug.views.admission import compare
+from fastaug.views.admission import check_admission
 from fastaug.views.engine import engine_of
 
 _LOSSES = ((256, 1, 1000), (64, 4, 1000), (32, 8, 1000), (16, 16, 1000), (32, 8, 100))
@@ -32,7 +34,9 @@ def admission_part(recorder: Recorder) -> None:
                 found.append(_admitted(fastaug.check_kernel(name, "cuda")))
         with recorder.check("view engine: admission") as found:
             device = _gpu()
-            found.append(_admitted(compare(engine_of(device), device)))
+            found.append(_admitted(check_admission(engine_of(device), device, again=True)))
+        with recorder.check("a kernel that faults leaves the GPU usable") as found:
+            found.append(_faulting_kernel(recorder.folder))
     _compare_losses(recorder)
     _compare_views(recorder)
 
@@ -40,6 +44,34 @@ def admission_part(recorder: Recorder) -> None:
 def _admitted(report: AdmissionReport) -> str:
     assert report.admitted, str(report)
     return f"{report.cases} cases; worst: {first_line(report.worst)}"
+
+
+_FAULTING = """
+import torch
+from fastaug.kernels.reference import ReferenceKernel
+
+class Faulting(ReferenceKernel):
+    name = "faulting"
+
+    def value_and_grad(self, logits, *arguments, **settings):
+        torch.zeros(4, device=logits.device)[torch.tensor([9], device=logits.device)].sum().item()
+        return super().value_and_grad(logits, *arguments, **settings)
+
+kernel = Faulting()
+"""
+
+
+def _faulting_kernel(folder: Path) -> str:
+    """An index outside of its tensor is a device-side assertion, which ends a CUDA context."""
+    (folder / "faulting_kernel.py").write_text(_FAULTING)
+    sys.path.insert(0, str(folder))
+    try:
+        report = fastaug.check_kernel("faulting_kernel:kernel", "cuda")
+    finally:
+        sys.path.remove(str(folder))
+    assert not report.admitted, str(report)
+    assert torch.arange(5, device="cuda").sum().item() == 10
+    return f"refused: {first_line(report.worst)}"
 
 
 def _gpu() -> torch.device:

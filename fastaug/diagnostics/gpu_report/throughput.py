@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from fastaug.engine.learner import Learner
 from fastaug.engine.loaders import build_loader, scan_configured
 from fastaug.engine.metrics import Meter
 from fastaug.runtime import trace
+from fastaug.runtime.arithmetic import set_arithmetic
 from fastaug.views.batch import ViewBatch
 
 MODEL, SIZE, CLASSES, PRECISION, BATCH = "nf_resnet50", 224, 1000, "bf16", 256
@@ -44,17 +45,30 @@ _COLUMNS = (
 )
 
 
+class _Effort(NamedTuple):
+    """How much is measured."""
+
+    warm_up: int
+    """Batches before."""
+    steps: int
+    seconds: float
+    """Of the loader alone."""
+
+
+_FULL, _QUICK = _Effort(3, 10, 2.0), _Effort(1, 1, 0.0)
+
+
 def throughput_part(recorder: Recorder) -> None:
-    size, classes, model = (SIZE, CLASSES, MODEL) if not recorder.quick else (32, 10, "wrn-10-1")
-    views, batch = ((1, 2, 4, 8, 16), BATCH) if not recorder.quick else ((1, 4), 8)
-    steps, seconds = (10, 2.0) if not recorder.quick else (2, 0.1)
+    size, classes, model = (SIZE, CLASSES, MODEL) if not recorder.quick else (16, 10, "wrn-10-1")
+    views, batch = ((1, 2, 4, 8, 16), BATCH) if not recorder.quick else ((1, 2), 2)
+    effort = _QUICK if recorder.quick else _FULL
     loader = _loader()
     images = _images(recorder.folder, recorder.quick)
-    title = "Decoding: the loader at K=1 and 32 px, where views cost nothing"
+    title = "Decoding: the loader at K=1 and 16 px, where views cost nothing"
     recorder.table("decode", title, [("loader", ""), ("images/s", "1/s")])
     with recorder.check("decoding") as found:
-        config = _config(loader, recorder, views=1, size=32, batch_size=batch)
-        rate = config.images_per_step * _batches_per_second(config, images, seconds)
+        config = _config(loader, recorder, views=1, size=16, batch_size=batch)
+        rate = config.images_per_step * _batches_per_second(config, images, effort)
         recorder.row("decode", loader, rate)
         found.append(f"{rate:,.0f} images/s")
     recorder.table("settings", "Settings of the training", _SETTINGS)
@@ -68,7 +82,7 @@ def throughput_part(recorder: Recorder) -> None:
                 torch.cuda.empty_cache()
                 config = _config(loader, recorder, **settings, batch_size=batch)
                 try:
-                    row = _measure(config, images, classes, steps=steps, seconds=seconds)
+                    row = _measure(config, images, classes, effort)
                 except torch.OutOfMemoryError:
                     if batch <= _SMALLEST_BATCH:
                         raise
@@ -102,13 +116,13 @@ def _images(folder: Path, quick: bool) -> ImageSet:
     return scan_configured(DataConfig(), images)
 
 
-def _batches_per_second(config: TrainConfig, images: ImageSet, seconds: float) -> float:
-    """Speed of the loader alone, over at least this time."""
+def _batches_per_second(config: TrainConfig, images: ImageSet, effort: _Effort) -> float:
+    """Speed of the loader alone."""
     with closing(_endless(config, images)) as batches:
-        next(batches)
-        next(batches)
+        for _ in range(effort.warm_up):
+            next(batches)
         done, started = 0, time.perf_counter()
-        while done < 2 or time.perf_counter() - started < seconds:
+        while done < 2 or time.perf_counter() - started < effort.seconds:
             next(batches)
             done += 1
         synchronize(torch.device("cuda"))
@@ -121,12 +135,10 @@ def _endless(config: TrainConfig, images: ImageSet) -> Generator[ViewBatch]:
         yield from loader
 
 
-def _measure(
-    config: TrainConfig, images: ImageSet, classes: int, *, steps: int, seconds: float
-) -> list[Any]:
+def _measure(config: TrainConfig, images: ImageSet, classes: int, effort: _Effort) -> list[Any]:
     """A row of the table."""
     device = torch.device("cuda", torch.cuda.current_device())
-    torch.backends.cudnn.benchmark = True  # as the trainer sets it
+    set_arithmetic(device, config.run.precision)
     torch.cuda.reset_peak_memory_stats()
     learner = Learner(config, classes, device)
     learner.model.train()
@@ -139,12 +151,12 @@ def _measure(
         learner.update(rate=0.0)
 
     with closing(_endless(config, images)) as batches:
-        for _ in range(3):
+        for _ in range(effort.warm_up):
             step(next(batches))
-        per_step, waited = _train(step, batches, steps, device)
-        stages = _stages(step, next(batches), steps, device)
+        per_step, waited = _train(step, batches, effort.steps, device)
+        stages = _stages(step, next(batches), effort.steps, device)
     memory = torch.cuda.max_memory_allocated() / 1e6
-    alone = config.images_per_step * _batches_per_second(config, images, seconds)
+    alone = config.images_per_step * _batches_per_second(config, images, effort)
     views = config.optim.batch_size
     return [
         *(config.view.views, views, config.images_per_step / per_step, views / per_step),

@@ -1,4 +1,5 @@
-"""Short trainings in each precision, and on two GPUs, against the CPU's loss curve in fp32."""
+"""Short trainings in each precision, as CUDA graphs, compiled, and on two GPUs, against the CPU's
+loss curve in fp32."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from fastaug.engine.trainer import Trainer
 from fastaug.runs.config import RunConfig
 from fastaug.settings import flag
 
-_STEPS, _QUICK_STEPS = 40, 3
+_STEPS, _QUICK_STEPS = 40, 5
 _LAST = 10
 """Steps whose mean loss is compared: single steps drift apart, as rounding errors grow."""
 _LINES = 12
@@ -36,12 +37,19 @@ def training_part(recorder: Recorder) -> None:
     _start_table(recorder, "precision", "Training loss on one GPU, and on the CPU in fp32")
     expected = _fit(config, "cpu", device="cpu", kernel="reference")
     _row(recorder, "CPU, fp32", expected, expected)
-    for precision in get_args(get_type_hints(RunConfig)["precision"]):
-        with recorder.check(f"--precision {precision}") as found:
-            changes = {"kernel": "reference"} if recorder.quick else {}
-            losses = _fit(config, precision, device="cuda", precision=precision, **changes)
-            _row(recorder, precision, losses, expected)
-            found.append(_compared(losses, expected, _LIMITS.get(precision, _ROUNDED)))
+    runs: dict[str, dict[str, Any]]
+    runs = {p: {"precision": p} for p in get_args(get_type_hints(RunConfig)["precision"])}
+    runs["fp32, --cuda-graph"] = {"cuda_graph": True}
+    if not recorder.quick:
+        runs["fp32, --compile"] = {"compile": "default"}
+    for name, changes in runs.items():
+        with recorder.check(name) as found:
+            if recorder.quick:
+                changes["kernel"] = "reference"
+            losses = _fit(config, name, device="cuda", **changes)
+            _row(recorder, name, losses, expected)
+            limits = _LIMITS.get(changes.get("precision", "fp32"), _ROUNDED)
+            found.append(_compared(losses, expected, limits))
 
 
 def two_gpus_part(recorder: Recorder) -> None:
