@@ -101,8 +101,10 @@ def _loader() -> str:
 
 
 def _config(loader: str, recorder: Recorder, **settings: Any) -> TrainConfig:
-    settings |= {"loader": loader, "device": "cuda", "workers": 0 if recorder.quick else -1}
-    return TrainConfig.from_flat(**settings, kernel="reference" if recorder.quick else "auto")
+    settings |= {"loader": loader, "device": "cuda"}
+    if recorder.quick:
+        settings |= {"workers": 0, "prefetch": 1, "kernel": "reference"}
+    return TrainConfig.from_flat(**settings)
 
 
 def _images(folder: Path, quick: bool) -> ImageSet:
