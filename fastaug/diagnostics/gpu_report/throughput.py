@@ -19,6 +19,8 @@ from fastaug.data.config import DataConfig
 from fastaug.data.image_set import ImageSet
 from fastaug.diagnostics import photos
 from fastaug.diagnostics.gpu_report.decode import require_gpu_decoder
+from fastaug.diagnostics.gpu_report.pictures import CLASSES as LABELS
+from fastaug.diagnostics.gpu_report.pictures import shape_folder
 from fastaug.diagnostics.gpu_report.recorder import Recorder
 from fastaug.diagnostics.timing import seconds_of, synchronize
 from fastaug.engine.learner import Learner
@@ -108,13 +110,16 @@ def _config(loader: str, recorder: Recorder, **settings: Any) -> TrainConfig:
 
 
 def _images(folder: Path, quick: bool) -> ImageSet:
-    """Photo-like JPEGs, repeated so that an epoch has enough batches."""
-    count, times = (4, 16) if quick else (128, 64)
-    files = [folder / f"{number:03}.jpg" for number in range(count)]
-    for number, file in enumerate(files):
-        photos.save_picture(file, (number,))
-    labels = np.arange(count * times) % len(photos.CLASSES)
-    images = ImageSet("photos", photos.CLASSES, labels, files=tuple(files * times))
+    """Photo-like JPEGs, repeated so that an epoch has enough batches; quick: small drawn shapes."""
+    if quick:
+        files = sorted(shape_folder(folder / "shapes", train=1).glob("train/*/*.jpg"))
+    else:
+        files = [folder / f"{number:03}.jpg" for number in range(128)]
+        for number, file in enumerate(files):
+            photos.save_picture(file, (number,))
+    files *= 64
+    labels = np.arange(len(files)) % len(LABELS)
+    images = ImageSet("pictures", LABELS, labels, files=tuple(files))
     return scan_configured(DataConfig(), images)
 
 
