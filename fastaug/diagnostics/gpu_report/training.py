@@ -16,7 +16,7 @@ import torch
 
 from fastaug.config import TrainConfig
 from fastaug.diagnostics.gpu_report.pictures import shape_folder, small_training
-from fastaug.diagnostics.gpu_report.recorder import Recorder, SkippedCheck
+from fastaug.diagnostics.gpu_report.recorder import Recorder, SkippedCheck, needs_real_gpu
 from fastaug.engine.trainer import Trainer
 from fastaug.runs.config import RunConfig
 from fastaug.settings import flag
@@ -44,6 +44,8 @@ def training_part(recorder: Recorder) -> None:
         runs["fp32, --compile"] = {"compile": "default"}
     for name, changes in runs.items():
         with recorder.check(name) as found:
+            if "compile" in changes:
+                needs_real_gpu("Triton cannot compile for a stand-in")
             if recorder.quick:
                 changes["kernel"] = "reference"
             losses = _fit(config, name, device="cuda", **changes)
