@@ -25,7 +25,8 @@ setup(
     packages=[
         *("fastaug", "fastaug.engine", "fastaug.runs", "fastaug.runtime", "fastaug.data"),
         *("fastaug.data.readers", "fastaug.views", "fastaug.kernels", "fastaug.toolchain"),
-        *("fastaug.models", "fastaug.exporters", "fastaug.diagnostics", "fastaug.experiments"),
+        *("fastaug.models", "fastaug.exporters", "fastaug.experiments"),
+        *("fastaug.diagnostics", "fastaug.diagnostics.gpu_report"),
         # Folders beside fastaug/ in the tree. cuda/ holds sources only, and no __init__.py: with
         # one it would hide NVIDIA's package of that name from whoever starts Python here.
         *("fastaug.pipelines", "fastaug.cuda"),
@@ -35,6 +36,7 @@ setup(
         "fastaug": ["py.typed"],
         "fastaug.cuda": ["*.h", "*.cpp", "*.cu"],
         "fastaug.experiments": ["templates/*"],
+        "fastaug.diagnostics.gpu_report": ["templates/*"],
     },
     install_requires=[
         "numpy>=2",

@@ -2,12 +2,15 @@
 
     python benchmarks/predict.py [--quick] [--gpus A100 H100 L4 B200] [--count 1 8 64 512 4096]
     python benchmarks/predict.py --check [benchmarks/results/throughput.csv]
+    python benchmarks/predict.py --check gpu-report.json
     python benchmarks/predict.py --paper [--experiments NAME ...] [--tune-one-seed]
 
-Nothing here has run on a GPU. benchmarks/parts/step_model.py is the model and lists every input
+Nothing here has run on a GPU. fastaug/diagnostics/step_model.py is the model and lists every input
 with its source. The band goes from all assumptions at their slow end to all at their fast end.
 --check applies the same model to this machine's CPU and compares it with the measurements of
-benchmarks/throughput.py. --paper prints the GPU hours of the paper's experiments.
+benchmarks/throughput.py; given the JSON file of python -m fastaug.doctor --gpu-report, it sets the
+prediction for that GPU beside what was measured there. --paper prints the GPU hours of the paper's
+experiments.
 """
 
 from __future__ import annotations
@@ -21,14 +24,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from parts import command, cpu_check, results, step_model
+from parts import command, cpu_check, results
 from parts.paper_cost import PAPER, paper_table
 from parts.plotting import draw_prediction
 from parts.results import Table, number
-from parts.step_model import Case, Rates, Value, Work, network_work
 from rich.console import Console
 
 from fastaug import cli
+from fastaug.diagnostics import step_model
+from fastaug.diagnostics.gpu_report.plots import short
+from fastaug.diagnostics.gpu_report.prediction import Compared, compare_prediction, why_not
+from fastaug.diagnostics.gpu_report.results import read_report
+from fastaug.diagnostics.step_model import Case, Rates, Value, Work, network_work
 from fastaug.errors import ConfigError, suggest
 
 NAME = "predict"
@@ -79,7 +86,8 @@ class Options:
     printed with every prediction."""
     check: str = ""
     """Compare the model of this machine's CPU with the last run in this file of
-    benchmarks/throughput.py; without a value: benchmarks/results/throughput.csv."""
+    benchmarks/throughput.py; without a value: benchmarks/results/throughput.csv. With the .json of
+    fastaug.doctor --gpu-report: the model of that GPU with its measurements."""
     paper: bool = False
     """Print the GPU hours of the paper's experiments."""
     experiments: tuple[str, ...] = PAPER
@@ -153,11 +161,7 @@ QUICK = Options(gpus=("A100", "H100"), count=(1, 64, 4096), views=(1, 8))
 
 
 def parse(args: Sequence[str]) -> Options:
-    args = list(args)
-    for place, arg in enumerate(args):
-        if arg == "--check" and (place + 1 == len(args) or args[place + 1].startswith("--")):
-            args.insert(place + 1, THROUGHPUT)
-    return command.parse(QUICK, args, "predict.py")
+    return command.parse(QUICK, cli.with_value(args, "--check", THROUGHPUT), "predict.py")
 
 
 def main(args: Sequence[str]) -> int:
@@ -170,6 +174,9 @@ def main(args: Sequence[str]) -> int:
     about = results.describe_machine(torch.device("cpu"))
     about |= {"benchmark": NAME, "status": "prediction"}
     path = Path(options.out).expanduser() / f"{NAME}.csv"
+    if options.check.endswith(".json"):
+        check_report(Path(options.check).expanduser(), console)
+        return 0
     if options.check:
         rows = check(Path(options.check).expanduser(), console)
         results.ResultFile(path, COLUMNS).append(about | row for row in rows)
@@ -315,6 +322,16 @@ def check(path: Path, console: Console) -> list[Row]:
     return rows
 
 
+def check_report(path: Path, console: Console) -> None:
+    """Print the prediction for a GPU beside the measurements of a GPU report."""
+    report = read_report(path, "--check")
+    if reason := why_not(report):
+        raise ConfigError(f"--check {path}: {reason}")
+    report_table(compare_prediction(report)).print(
+        console, f"PREDICTION and measurement: {report.gpus[0]}, report of {report.made}"
+    )
+
+
 # --- tables; benchmarks/tables.py writes the last three into docs/performance.md ---
 
 
@@ -371,6 +388,17 @@ def many_gpus_table(run: Sequence[Mapping[str, str]]) -> Table:
             cells = [f"{float(row['value']):,.0f}, {row['limit']}" for row in rows]
             lines.append([f"{gpu}, K={k}", *cells])
     return Table(["PREDICTION: images/s in all", *(f"{n:,} GPUs" for n in counts)], lines)
+
+
+def report_table(found: Sequence[Compared]) -> Table:
+    """Predicted and measured figures of a GPU."""
+    lines = []
+    for one in found:
+        name = f"{one.quantity}, {one.unit}" + (f", K={one.k}" if one.k else "")
+        values = (one.measured, one.predicted, *sorted((one.low, one.high)))
+        inside = "yes" if one.inside else "no"
+        lines.append([name, *map(short, values), f"{one.ratio:.2f}", inside])
+    return Table(["figure", "measured", "predicted", "from", "to", "ratio", "in range"], lines)
 
 
 def check_table(run: Sequence[Mapping[str, Any]]) -> Table:

@@ -31,7 +31,6 @@ import torch
 from parts import command, results, throughput_tables, timing
 from parts import throughput_rows as rows
 from parts.loaders import LOADERS, OWN, Own, check_batch, decode_only, training_loader
-from parts.photos import cifar_like, photo_folder
 from parts.plotting import draw_throughput, draw_view_cost
 from parts.stages import DECODE, LOADER, STEP, Stages
 from parts.throughput_rows import Key
@@ -43,6 +42,7 @@ from fastaug.config import TrainConfig
 from fastaug.data.image_set import ImageSet
 from fastaug.data.scan import scan_and_check
 from fastaug.data.sources import open_split_or_flat
+from fastaug.diagnostics.photos import cifar_like, photo_folder
 from fastaug.errors import ConfigError, suggest
 from fastaug.runtime.arithmetic import set_arithmetic
 from fastaug.runtime.cores import core_count

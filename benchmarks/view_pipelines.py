@@ -28,12 +28,12 @@ from nvidia.dali.auto_aug import augmentations as dali_augmentations
 from nvidia.dali.auto_aug.core import augmentation
 from nvidia.dali.auto_aug.rand_augment import apply_rand_augment
 from nvidia.dali.data_node import DataNode
-from parts.photos import cifar_like, photo_folder
 
 from fastaug.data.image_set import ImageSet
 from fastaug.data.sampler import BatchKey
 from fastaug.data.scan import scan_and_check
 from fastaug.data.sources import open_split_or_flat
+from fastaug.diagnostics.photos import cifar_like, photo_folder
 from fastaug.pipelines.dali_views import OperatorViews, normalized_views, plan_inputs, plan_sources
 from fastaug.pipelines.decoder import Chunk, decode_pipeline
 from fastaug.pipelines.fused_views import FusedViews

@@ -57,6 +57,16 @@ def peek(args: Sequence[str], *names: str) -> dict[str, str]:
     return {name: getattr(found, name) or "" for name in names}
 
 
+def with_value(args: Sequence[str], flag: str, value: str) -> list[str]:
+    """The arguments with this value after the flag, if it is given without one."""
+    words = list(args)
+    for place, word in enumerate(args):
+        is_last = place + 1 == len(args) or args[place + 1].startswith("--")
+        if word.replace("_", "-") == flag and is_last:
+            words.insert(place + 1, value)
+    return words
+
+
 def parse(
     kind: type[Config], args: Sequence[str], *, prog: str, default: Config | None = None
 ) -> Config:

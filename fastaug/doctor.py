@@ -26,15 +26,33 @@ class DoctorConfig:
     device: str = "all"
     """Devices to check: all, cpu, cuda, or cuda:N."""
     quick: bool = False
-    """Skip the timing of the kernels."""
+    """Skip the timing of the kernels; with --gpu-report: small sizes, in about a minute."""
     json: str = ""
     """Also write the results to this JSON file."""
+    gpu_report: str = ""
+    """Check and measure all on the GPUs, in five minutes, as HTML and JSON: a file or folder, by
+    default gpu-report.html and .json here."""
+    parts: str = ""
+    """Parts of --gpu-report, such as decode,training; default: all."""
     debug: bool = False
     """Show the traceback of an error."""
 
 
 def main(args: Sequence[str]) -> int:
+    args = cli.with_value(args, "--gpu-report", ".")
     options = cli.parse(DoctorConfig, args, prog="python -m fastaug.doctor")
+    if options.gpu_report and (options.json or options.device != "all"):
+        given = f"--json {options.json}" if options.json else f"--device {options.device}"
+        raise ConfigError(
+            f"{given}: --gpu-report writes its own JSON and takes the GPUs that are visible; omit "
+            "it, or set CUDA_VISIBLE_DEVICES"
+        )
+    if options.gpu_report:
+        from fastaug.diagnostics.gpu_report.command import make_gpu_report
+
+        return make_gpu_report(options.gpu_report, options.parts, quick=options.quick)
+    if options.parts:
+        raise ConfigError(f"--parts {options.parts}: are parts of --gpu-report; add it")
     out = cli.output_file("--json", options.json) if options.json else None
     devices = (
         machine.list_devices() if options.device == "all" else [resolve_device(options.device)]

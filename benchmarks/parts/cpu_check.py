@@ -1,4 +1,4 @@
-"""The model of step_model.py for this machine's CPU, compared with what was measured on it.
+"""The model of a step (fastaug.diagnostics.step_model) for this CPU, compared with measurements.
 
 Its inputs are measured: rates by probes that are not part of any network, and one decode and one
 loader row of throughput.csv. Loader and training share the cores.
@@ -16,9 +16,7 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional as F
 
-from fastaug.errors import ConfigError
-from parts import results
-from parts.step_model import (
+from fastaug.diagnostics.step_model import (
     OBJECTIVE_OPERATIONS,
     Rates,
     Work,
@@ -27,6 +25,8 @@ from parts.step_model import (
     roofline,
     view_seconds,
 )
+from fastaug.errors import ConfigError
+from parts import results
 from parts.timing import seconds_of
 
 BUSY = 5e-4

@@ -8,11 +8,11 @@ from dataclasses import replace
 from functools import cache
 
 from fastaug.config import TrainConfig
+from fastaug.diagnostics.step_model import Case, gpu_rates, network_work, predict
 from fastaug.experiments.grids import EXPERIMENTS
 from fastaug.experiments.sweep_plan import Plan
 from fastaug.sweep import configure
 from parts.results import Table
-from parts.step_model import Case, gpu_rates, network_work, predict
 
 PAPER = tuple(name for name in EXPERIMENTS if not name.startswith("mini-"))
 

@@ -25,14 +25,12 @@ from typing import Any, NamedTuple, TypeVar
 import psutil
 import torch
 
+from fastaug.diagnostics.timing import Call, calibrate, seconds_of, synchronize
 from fastaug.errors import first_line
 
-SAMPLE_SECONDS = 0.005
-"""Minimum duration of a sample: a thousand times that of reading the clock."""
 MIN_BATCHES = 4
 """Minimum batches in a turn: worker processes deliver them in bursts."""
 
-Call = Callable[[], object]
 Key = TypeVar("Key", bound=Hashable)
 Sample = TypeVar("Sample")
 
@@ -117,32 +115,9 @@ def time_calls(
             del taken[whole:]
 
 
-def calibrate(call: Call, device: torch.device, least: float = SAMPLE_SECONDS) -> int:
-    """Number of calls that take at least this many seconds."""
-    loops = 1
-    while (taken := seconds_of(call, loops, device)) < least:
-        loops = max(2 * loops, math.ceil(1.1 * loops * least / max(taken, 1e-9)))
-    return loops
-
-
-def seconds_of(call: Call, loops: int, device: torch.device) -> float:
-    """Seconds for all loops, until the device has finished."""
-    synchronize(device)
-    started = time.perf_counter()
-    for _ in range(loops):
-        call()
-    synchronize(device)
-    return time.perf_counter() - started
-
-
 def median_ratio(samples: Sequence[float], baseline: Sequence[float]) -> float:
     """Median over the rounds of sample / baseline."""
     return statistics.median(a / b for a, b in zip(samples, baseline, strict=True))
-
-
-def synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 # --- one turn of a loader or a training ---

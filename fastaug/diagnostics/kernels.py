@@ -13,6 +13,7 @@ from torch import Tensor
 
 import fastaug
 from fastaug.diagnostics.fact import Fact, run_check
+from fastaug.diagnostics.timing import seconds_of
 from fastaug.errors import KernelUnavailableError, describe_error, first_line
 from fastaug.kernels.registry import find_kernel, load_kernel
 from fastaug.runtime.device import cpp_compiler
@@ -153,13 +154,7 @@ def _logits(device: torch.device) -> Tensor:
 
 def _seconds(call: Callable[[], object], device: torch.device) -> float:
     """Seconds of one call, until the device has finished it."""
-    wait = partial(torch.cuda.synchronize, device) if device.type == "cuda" else lambda: None
-    wait()
-    started = time.perf_counter()
-    for _ in range(_CALLS):
-        call()
-    wait()
-    return (time.perf_counter() - started) / _CALLS
+    return seconds_of(call, _CALLS, device) / _CALLS
 
 
 def check_views(device: torch.device, *, timed: bool) -> dict[str, Fact]:

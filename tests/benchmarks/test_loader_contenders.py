@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from parts import loaders, photos
+from parts import loaders
 from parts.timing import Stream, UnfitError
 from PIL import Image
 from torch import Tensor
@@ -25,6 +25,7 @@ from fastaug.config import TrainConfig
 from fastaug.data import image_set as fastaug_images
 from fastaug.data.image_set import ImageSet
 from fastaug.data.sources import open_source
+from fastaug.diagnostics import photos
 from fastaug.errors import KernelUnavailableError
 from fastaug.views.plan import ViewPlans
 

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import csv
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import predict
 import pytest
 import torch
-from parts import cpu_check, paper_cost, results, step_model
+from parts import cpu_check, paper_cost, results
 from parts.cpu_check import Cores, Probes, Stage
-from parts.step_model import Op, Rates, Work
 from torch import nn
 
 from fastaug import cli
+from fastaug.diagnostics import step_model
+from fastaug.diagnostics.gpu_report import throughput as throughput_part
+from fastaug.diagnostics.gpu_report.results import GpuReport, PartResult, TableResult
+from fastaug.diagnostics.step_model import Op, Rates, Work
 
 Capture, Patch = pytest.CaptureFixture[str], pytest.MonkeyPatch
 TINY = ["--model", "wrn-10-1", "--size", "32", "--classes", "10", "--quick"]
@@ -286,3 +290,25 @@ def test_mistakes_are_one_line(
     write_throughput(tmp_path / "other.csv", cpu="another")
     assert cli.run(predict.main, [*flags, "--out", str(tmp_path)]) == 2
     assert [named in line for line in capsys.readouterr().err.splitlines()] == [True]
+
+
+def test_a_gpu_report_is_compared_with_the_prediction(tmp_path: Path, capsys: Capture) -> None:
+    row = [4, 64, 300.0, 1200.0, 53.0, 0.0, 900.0, 1.0, 20.0, 0.1, 30.0, 2.0, 1000.0]
+    columns = throughput_part._COLUMNS
+    settings = ["wrn-10-1", 32, 10, "bf16", "crop-flip", "dali"]
+    tables = (
+        TableResult("decode", "", (("loader", ""), ("images/s", "")), [["dali", 3500.0]]),
+        TableResult("settings", "", throughput_part._SETTINGS, [settings]),
+        TableResult("throughput", "", columns, [row]),
+    )
+    part = PartResult("throughput", "", "passed", 1.0, tables=tables)
+    path = tmp_path / "report.json"
+    for name, code in (("NVIDIA A100-SXM4-80GB", 0), ("Other GPU", 2)):
+        report = GpuReport("now", "0", "0", (name,), False, False, True, (part,))
+        path.write_text(json.dumps(report.to_json()))
+        assert cli.run(predict.main, ["--check", str(path)]) == code
+    shown = capsys.readouterr()
+    (line,) = [line for line in shown.out.splitlines() if line.startswith("decoding, images/s")]
+    assert line.split()[2:] == ["3,500", "7,000", "5,000", "8,000", "0.50", "no"]
+    assert shown.err.startswith(f"error: --check {path}: ")
+    assert len(shown.err.splitlines()) == 1

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import throughput
-from parts import photos, results, stages, timing
+from parts import results, stages, timing
 from parts import throughput_rows as table
 from parts.throughput_rows import Key
 from parts.timing import Turn
@@ -15,6 +15,7 @@ from parts.timing import Turn
 from fastaug import cli
 from fastaug.config import TrainConfig
 from fastaug.data.image_set import ImageSet
+from fastaug.diagnostics import photos
 
 # --- rows ---
 

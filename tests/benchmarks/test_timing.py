@@ -11,6 +11,7 @@ import torch
 from parts import results, timing
 from parts.timing import Memory, Stream
 
+from fastaug.diagnostics import timing as device_timing
 from fastaug.errors import ConfigError
 
 CPU = torch.device("cpu")
@@ -66,7 +67,7 @@ def test_ratios_are_of_the_same_round() -> None:
 
 
 def test_a_sample_has_enough_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timing, "seconds_of", lambda call, loops, device: loops * 3e-5)
+    monkeypatch.setattr(device_timing, "seconds_of", lambda call, loops, device: loops * 3e-5)
     loops = timing.calibrate(lambda: None, CPU, least=0.005)
     assert 0.005 <= loops * 3e-5 < 0.011
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import view_pipelines
-from parts import photos
 
 from fastaug.data.scan import scan_and_check
 from fastaug.data.sources import open_split_or_flat
+from fastaug.diagnostics import photos
 from fastaug.views.config import ViewConfig
 
 

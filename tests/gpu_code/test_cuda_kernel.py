@@ -1,6 +1,6 @@
 """The CUDA kernel as far as it goes without a GPU: plans, compilation, and calls to the driver.
 
-test_cuda_compiled.py runs what is compiled; test_gpu_kernels.py is for those who have a GPU.
+test_cuda_compiled.py runs what is compiled; test_gpu_checks.py is for those who have a GPU.
 """
 
 from __future__ import annotations

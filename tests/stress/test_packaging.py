@@ -42,6 +42,8 @@ def test_the_wheel_has_every_module_and_nothing_else(wheel: Path) -> None:
     folder = "fastaug/experiments/templates"
     parts = ("report.html.j2", "paper.html.j2", "macros.html.j2", "report.css", "report.js")
     templates = {f"{folder}/{name}" for name in parts}
+    folder = "fastaug/diagnostics/gpu_report/templates"
+    templates |= {f"{folder}/gpu_report.{suffix}" for suffix in ("html.j2", "css")}
     assert names == modules | sources | templates | {"fastaug/py.typed"}
 
 

@@ -87,7 +87,7 @@ def _make_small(file: Path, photos: Path) -> None:
         arrays |= {f"{split}_images": images, f"{split}_labels": labels}
     unfinished = file.with_name(f".{uuid.uuid4().hex}-{file.name}")
     try:
-        np.savez(unfinished, **arrays)
+        np.savez(unfinished, **arrays)  # type: ignore[arg-type]
         unfinished.rename(file)
     finally:
         unfinished.unlink(missing_ok=True)
