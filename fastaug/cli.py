@@ -123,7 +123,7 @@ def parse_training(
         frozen=True,
     )
     flags.__doc__ = kind.__doc__
-    words = list(_without_short_forms(args))
+    words = list(without_short_forms(args))
     # tyro only has the form of a switch that changes the default.
     as_default = {switch(n, on) for n, on in default.to_flat().items() if isinstance(on, bool)}
     words = [word for word in words if word.replace("_", "-") not in as_default]
@@ -131,7 +131,7 @@ def parse_training(
     return parsed.config
 
 
-def _without_short_forms(args: Sequence[str]) -> Iterator[str]:
+def without_short_forms(args: Sequence[str]) -> Iterator[str]:
     """--dali, --compile without a value and --no-compile in full. Replaced before parsing: a config
     is checked as a whole when it is made."""
     forms = {"--dali": ("--loader", "dali"), "--no-compile": ("--compile", "off")}

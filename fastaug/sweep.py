@@ -41,7 +41,7 @@ def main(args: Sequence[str]) -> int:
 
 def configure(args: Sequence[str]) -> Plan:
     """The plan of a sweep, from the flags of fastaug.sweep and those of fastaug.train."""
-    own, training = split_flags(args)
+    own, training = split_flags(list(cli.without_short_forms(args)))
     if not own or (all(word.startswith("-") for word in own) and not {"-h", "--help"} & {*own}):
         raise ConfigError("no EXPERIMENT given; --list-experiments shows them")
     sweep = cli.parse(SweepConfig, own, prog=PROG)

@@ -100,7 +100,7 @@ def test_flags_apply_to_every_run(fake: FakeSweep) -> None:
     configs = list(plan.tuning.values())
     varied = [(c.view.views, c.run.seed) for c in configs]
     assert varied == [(k, s) for k in (1, 4) for s in range(3)]
-    shared = {"batch_size": 8, "compile": True, "size": 12, "validation": 0.1}
+    shared = {"batch_size": 8, "compile": "default", "size": 12, "validation": 0.1}
     assert all({name: c.get(name) for name in shared} == shared for c in configs)
     assert plan.images == 54
     # 54 // 8 and 54 // 2 steps an epoch, 8 epochs, 3 seeds, 8 views a step.

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
+from stand_ins import ROOT, run_checks
 from torch import Tensor, nn
 from training import metrics, run
 
@@ -33,3 +35,8 @@ def test_a_compiled_training_has_the_loss_of_a_plain_one(
     plain = metrics(run(tiny(max_steps=2, tta=0), "1"))
     compiled = metrics(run(tiny(max_steps=2, tta=0, compile="default"), "2"))
     assert compiled[0]["loss"] == pytest.approx(plain[0]["loss"], rel=1e-4)
+
+
+def test_its_modes_on_a_stand_in_gpu(tmp_path: Path) -> None:
+    done = run_checks(ROOT / "tests/gpu_code/on_stand_ins/slow_compile_modes.py", tmp_path)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]

@@ -27,17 +27,20 @@ STEPS, BAD = 7, (1, 5)
 Tiny = Callable[..., TrainConfig]
 
 
-def train(learner: Learner) -> tuple[list[bool], list[ObjectiveTerms]]:
+def train(
+    learner: Learner, steps: int = STEPS, bad: tuple[int, ...] = BAD
+) -> tuple[list[bool], list[ObjectiveTerms]]:
     """Which steps were skipped, and the terms of all parts, read when all is done."""
     parts = learner.config.optim.accumulate
     random, skipped, terms = torch.Generator().manual_seed(0), [], []
-    for step in range(STEPS):
+    size = learner.config.view.size
+    for step in range(steps):
         mark = "replay" if step > WARM_UP else "warm up, capture"
         with gpu.marked(mark):
             learner.start_step(step)
         for part in range(parts):
-            views = torch.randn(2, 2, 16, 16, 3, generator=random).permute(0, 1, 4, 2, 3)
-            views[0] *= math.nan if step in BAD else 1
+            views = torch.randn(2, 2, size, size, 3, generator=random).permute(0, 1, 4, 2, 3)
+            views[0] *= math.nan if step in bad else 1
             labels = torch.tensor([step % 3, 2])
             batch = ViewBatch(views, labels, labels).to(learner.device)
             with gpu.marked(mark):
