@@ -48,7 +48,7 @@ setup(
         "safetensors",
         "tensorboard",
         "timm>=1.0",
-        "torch>=2.6",
+        "torch>=2.9",
         "torchvision",  # timm needs it
         "tyro>=0.9",
     ],

@@ -1,7 +1,7 @@
-"""Registers, shared memory and occupancy of the CUDA kernels, for docs/cuda-resources.md.
+"""Registers, instructions, shared memory and occupancy of the CUDA kernels.
 
-    python benchmarks/cuda_resources.py                    # prints it; compiles for a minute
-    python benchmarks/cuda_resources.py --out docs/cuda-resources.md
+    python benchmarks/cuda_resources.py                    # prints them; compiles for minutes
+    python benchmarks/cuda_resources.py --out docs/design/cuda-resources.md
 
 No GPU is needed, and none is measured.
 """
@@ -14,14 +14,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from parts import sass
 
 from fastaug.kernels.cuda import OBJECTIVE, RESERVED, WARP, launch_plan
-from fastaug.toolchain.nvrtc import Program, compile_kernels, nvrtc_version
+from fastaug.toolchain.build import built, digest
+from fastaug.toolchain.nvrtc import Compiled, Program, compile_kernels, nvrtc_version
 from fastaug.views.cuda import VIEWS
 from fastaug.views.launch import MemoryNeeds, memory_needs, plan_launch
 from fastaug.views.packed_plan import LAYER, VIEW, kernel_codes
 from fastaug.views.render_spec import RenderSpec
 
+COUNTED = "sm_89"
+"""The architecture whose instructions are listed: that of the L4."""
 ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 SHARED_LIMITS = {
     "sm_75": 65536,
@@ -46,9 +50,9 @@ PARTS = ("tables", "view", "another view", "box")
 
 TEXT = """# CUDA resources
 
-    python benchmarks/cuda_resources.py --out docs/cuda-resources.md
+    python benchmarks/cuda_resources.py --out docs/design/cuda-resources.md
 
-Registers, shared memory and occupancy of the CUDA kernels, made with NVRTC {version}.
+Registers, instructions, shared memory and occupancy of the CUDA kernels, made with NVRTC {version}.
 These numbers come from the compiler and from the launch plans; no GPU has measured them.
 
 ## Registers per thread
@@ -57,6 +61,17 @@ By kernel and architecture. Static shared memory, a stack frame or spilled regis
 next to the number.
 
 {kernels}
+
+## Instructions
+
+The machine code for {counted}, as `nvdisasm` prints it: all instructions; loads, stores and atomics
+of shared memory, of global memory, and of memory whose kind is known only when the kernel runs
+(generic), by their width in bits; instructions in fp64; and loads and stores of local memory, where
+spilled registers would be. A kernel of views comes in three forms: with all of its memory in shared
+memory, with only the tables there, and with none. `tests/gpu_code/test_sass.py` checks all seven
+architectures; [The view kernel](view-kernel.md#on-a-gpu) gives the reasons.
+
+{instructions}
 
 ## Launch plans of the loss kernel
 
@@ -88,19 +103,29 @@ class Resources(NamedTuple):
         return ", ".join([f"{self.registers}", *(f"{v} B {k}" for k, v in named.items() if v)])
 
 
-def compiled_resources(program: Program, architecture: str) -> dict[str, Resources]:
-    """By kernel, as ptxas reports them."""
-    log = compile_kernels(program, architecture, options=["--ptxas-options=-v"]).log
+def compiled(program: Program, architecture: str, kernel: str) -> Compiled:
+    """One kernel and what ptxas reports about it, from the cache of compiled files."""
+    content = digest(program.sources(), *program.options)
+    name = f"{kernel}-{architecture}-nvrtc{nvrtc_version()}-{content}-reported"
+
+    def compile_it(file: Path) -> None:
+        options = ["--ptxas-options=-v"]
+        image, log = compile_kernels(program, architecture, only=kernel, options=options)
+        file.write_bytes(log.encode() + b"\0" + image)
+
+    log, _, image = built(name, compile_it).read_bytes().partition(b"\0")
+    return Compiled(image, log.decode())
+
+
+def resources_of(log: str) -> Resources:
+    """As ptxas reports them."""
     patterns = (
         r"Used (\d+) registers",
         r"(\d+) bytes smem",
         r"(\d+) bytes stack",
         r"(\d+) bytes spill",
     )
-    return {
-        part.partition("'")[0]: Resources(*(sum(map(int, re.findall(p, part))) for p in patterns))
-        for part in log.split("Compiling entry function '")[1:]
-    }
+    return Resources(*(sum(map(int, re.findall(pattern, log))) for pattern in patterns))
 
 
 def table(*rows: tuple[object, ...]) -> str:
@@ -114,6 +139,36 @@ def kernel_table(resources: dict[str, dict[str, Resources]]) -> str:
         ("kernel", *resources),
         *((name, *(kernels[name] for kernels in resources.values())) for name in names),
     )
+
+
+def instruction_row(code: sass.Code) -> tuple[str, ...]:
+    """Cells of the table of instructions."""
+
+    def widths(*operations: str) -> str:
+        found = code.widths(*operations)
+        return ", ".join(f"{number} x {bits}" for bits, number in found.items()) or "-"
+
+    return (
+        str(len(code.instructions)),
+        *(widths(operation) for operation in ("LDS", "STS")),
+        str(code.count("ATOMS") or "-"),
+        *(widths(operation) for operation in ("LDG", "STG", "LD", "ST")),
+        str(code.count("ATOM", "ATOMG", "RED", "REDG") or "-"),
+        str(code.fp64 or "-"),
+        str(code.count("LDL", "STL") or "-"),
+    )
+
+
+def instruction_table() -> str:
+    head = ("kernel", "all", "shared loads", "shared stores", "shared atomics")
+    head += ("global loads", "global stores", "generic loads", "generic stores")
+    head += ("other atomics", "fp64", "local")
+    rows = (
+        (name, *instruction_row(sass.disassemble(compiled(program, COUNTED, name).image)))
+        for program in (OBJECTIVE, VIEWS)
+        for name in program.kernels
+    )
+    return table(head, *rows)
 
 
 def plan_table() -> str:
@@ -165,8 +220,15 @@ def view_table() -> str:
     return table(head, *rows)
 
 
-def document(kernels: str, version: str) -> str:
-    return TEXT.format(kernels=kernels, plans=plan_table(), views=view_table(), version=version)
+def document(kernels: str, instructions: str, version: str) -> str:
+    return TEXT.format(
+        kernels=kernels,
+        instructions=instructions,
+        counted=COUNTED,
+        plans=plan_table(),
+        views=view_table(),
+        version=version,
+    )
 
 
 def main() -> None:
@@ -174,10 +236,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="write this file instead of printing")
     out = parser.parse_args().out
     resources = {
-        name: compiled_resources(OBJECTIVE, name) | compiled_resources(VIEWS, name)
-        for name in ARCHITECTURES
+        architecture: {
+            kernel: resources_of(compiled(program, architecture, kernel).log)
+            for program in (OBJECTIVE, VIEWS)
+            for kernel in program.kernels
+        }
+        for architecture in ARCHITECTURES
     }
-    text = document(kernel_table(resources), nvrtc_version())
+    text = document(kernel_table(resources), instruction_table(), nvrtc_version())
     if out:
         out.write_text(text)
     else:

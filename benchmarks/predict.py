@@ -71,8 +71,8 @@ class Options:
     """Side of a view in pixels."""
     batch_size: int = 256
     """Views in a step on each GPU."""
-    precision: Literal["bf16", "fp16", "fp32"] = "bf16"
-    """Precision of the network; fp32 is TF32, as torch computes convolutions."""
+    precision: Literal["bf16", "fp16", "tf32", "fp32"] = "bf16"
+    """Precision of the network."""
     augment: Literal["crop-flip", "randaugment"] = "crop-flip"
     """Augmentation of a view, by the fused kernel on the GPU."""
     decode: Literal["gpu", "cpu"] = "gpu"

@@ -12,6 +12,7 @@
 //   sync()             wait for all threads of the block
 //   will_read(address), will_write(address)    prefetch hints
 //   team_sum(x), team_max(x)    over the threads of a team; every thread gets the result
+//   team_sum_before(n)          over the threads before this one in its team
 //   add(counter, n)    atomic, to a counter that threads share
 #pragma once
 
@@ -59,13 +60,26 @@ struct Cuda {
   __device__ void will_read(const void*) {}
   __device__ void will_write(const void*) {}
   __device__ void add(int* counter, int n) { atomicAdd(counter, n); }
-  __device__ float team_sum(float x) {
+  template <class Number>
+  __device__ Number team_sum(Number x) {
     for (int step = 16; step; step /= 2) x += __shfl_xor_sync(~0u, x, step);
     return x;
   }
   __device__ float team_max(float x) {
     for (int step = 16; step; step /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, step));
     return x;
+  }
+  __device__ int team_max(int x) {
+    for (int step = 16; step; step /= 2) x = max(x, __shfl_xor_sync(~0u, x, step));
+    return x;
+  }
+  __device__ int team_sum_before(int n) {
+    int sum = n;
+    for (int step = 1; step < 32; step *= 2) {
+      const int before = __shfl_up_sync(~0u, sum, step);
+      sum += lane >= step ? before : 0;
+    }
+    return sum - n;
   }
 };
 
@@ -83,8 +97,11 @@ struct OneThread {
   void will_read(const void* address) { __builtin_prefetch(address, 0, 2); }
   void will_write(const void* address) { __builtin_prefetch(address, 1, 3); }
   void add(int* counter, int n) { *counter += n; }
-  float team_sum(float x) { return x; }
-  float team_max(float x) { return x; }
+  template <class Number>
+  Number team_sum(Number x) { return x; }
+  template <class Number>
+  Number team_max(Number x) { return x; }
+  int team_sum_before(int) { return 0; }
 };
 
 #endif

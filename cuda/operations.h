@@ -2,6 +2,8 @@
 #pragma once
 
 #include "block.h"
+#include "loops.h"
+#include "moves.h"
 #include "pixels.h"
 
 namespace fastaug {
@@ -53,8 +55,18 @@ class Operations {
     const int number = (int)numbers[0];
     const float factor = (float)numbers[0];
     switch (layer.operation) {
-      case AUTO_CONTRAST: return stretch();
-      case EQUALIZE: return even_out();
+      case AUTO_CONTRAST:
+        stretch();
+        break;
+      case EQUALIZE:
+        even_out();
+        break;
+      case CONTRAST:
+        contrast(factor);
+        break;
+      case BRIGHTNESS:
+        fill_table([=](int x) { return blend(0, x, factor); });
+        break;
       case INVERT: return each([](byte x) { return (byte)(255 - x); });
       case MOVE: return move(numbers);
       case POSTERIZE: return each([=](byte x) { return (byte)(x & number); });
@@ -65,11 +77,14 @@ class Operations {
           return (byte)(x >= 128 ? x : sum < 255 ? sum : 255);
         });
       case COLOR: return color(factor);
-      case CONTRAST: return contrast(factor);
-      case BRIGHTNESS: return through_table([=](int x) { return blend(0, x, factor); });
       case SHARPNESS: return sharpen(factor);
       case CUTOUT: return cut_out(numbers);
+      default: return;
     }
+    // Those that did not return have filled the tables.
+    block.sync();
+    look_up(block, here, size * size, table);
+    block.sync();
   }
 
  private:
@@ -78,35 +93,19 @@ class Operations {
   byte *here, *other;
   int* const counts;
   byte* const table;
-  static constexpr int SOME = Block::LANES > 1 ? 64 : 1;
 
   template <class Function>
   FASTAUG_METHOD void each(Function function) {
-    byte* const values = here;
-    for (int i = block.thread; i < row * size; i += block.threads) values[i] = function(values[i]);
+    change_values(block, here, row * size, function);
     block.sync();
-  }
-
-  // Several pixels at a time, so that a CPU uses vectors.
-  template <class Work>
-  FASTAUG_METHOD void each_some(Work work) {
-    for (int i = SOME * block.thread; i < size * size; i += SOME * block.threads)
-      work(here + 3 * i, SOME == 1 || size * size - i >= SOME ? SOME : size * size - i);
   }
 
   // --- by a lookup table over the 256 pixel values ---
 
   template <class Function>
-  FASTAUG_METHOD void through_table(Function function) {
+  FASTAUG_METHOD void fill_table(Function function) {
     for (int x = block.thread; x < 256; x += block.threads)
       table[x] = table[256 + x] = table[512 + x] = function(x);
-    block.sync();
-    look_up();
-  }
-
-  FASTAUG_METHOD void look_up() {
-    each_some([&](byte* pixels, int there) { translate(pixels, there, table); });
-    block.sync();
   }
 
   FASTAUG_METHOD void clear_counts() {
@@ -114,102 +113,91 @@ class Operations {
     block.sync();
   }
 
-  // make(counts of a channel, its table)
+  // make(counts of a channel, its table, first, end): by one team, each of its threads from its
+  // first value to its end.
   template <class Make>
   FASTAUG_METHOD void by_counts(Make make) {
     block.sync();
-    for (int c = block.thread; c < 3; c += block.threads) make(counts + 256 * c, table + 256 * c);
-    block.sync();
-    look_up();
+    const int some = (255 + block.lanes) / block.lanes;
+    const int first = some * block.lane < 256 ? some * block.lane : 256;
+    const int end = first + some < 256 ? first + some : 256;
+    FASTAUG_ROLLED
+    for (int c = block.team; c < 3; c += block.teams)
+      make(counts + 256 * c, table + 256 * c, first, end);
   }
 
-  // The lowest value of a channel becomes 0, the highest 255. A thread counts only the lowest and
-  // highest of its own pixels.
+  // The lowest value of a channel becomes 0, the highest 255.
   FASTAUG_METHOD void stretch() {
     clear_counts();
-    byte low[3 * SOME], high[3 * SOME];
-    for (int i = 0; i < 3 * SOME; ++i) low[i] = 255, high[i] = 0;
-    each_some([&](const byte* pixels, int there) {
-      if (there == SOME)
-        for (int i = 0; i < 3 * SOME; ++i) {
-          low[i] = pixels[i] < low[i] ? pixels[i] : low[i];
-          high[i] = pixels[i] > high[i] ? pixels[i] : high[i];
+    mark_range(block, here, size * size, [&](int c, int x) { block.add(counts + 256 * c + x, 1); });
+    by_counts([&](const int* counts, byte* table, int first, int end) {
+      int low = 255, high = 0;
+      FASTAUG_ROLLED
+      for (int x = first; x < end; ++x)
+        if (counts[x]) {
+          low = x < low ? x : low;
+          high = x;
         }
-      else
-        for (int i = 0; i < 3 * there; ++i) {
-          low[i] = pixels[i] < low[i] ? pixels[i] : low[i];
-          high[i] = pixels[i] > high[i] ? pixels[i] : high[i];
-        }
-    });
-    for (int i = 0; i < 3 * SOME; ++i)
-      if (low[i] <= high[i]) {
-        block.add(counts + 256 * (i % 3) + low[i], 1);
-        block.add(counts + 256 * (i % 3) + high[i], 1);
+      low = 255 - block.team_max(255 - low);
+      high = block.team_max(high);
+      const double scale = high > low ? 255.0 / (high - low) : 1.0;
+      const double offset = high > low ? -low * scale : 0.0;
+      FASTAUG_ROLLED
+      for (int x = first; x < end; ++x) {
+        const double y = x * scale + offset;
+        table[x] = y > 0 ? y < 255 ? (byte)(int)y : 255 : 0;
       }
-    by_counts([](const int* counts, byte* table) { stretch(counts, table); });
-  }
-
-  static FASTAUG_METHOD void stretch(const int* counts, byte* table) {
-    int low = 0, high = 255;
-    while (low < 255 && !counts[low]) ++low;
-    while (high > 0 && !counts[high]) --high;
-    const double scale = high > low ? 255.0 / (high - low) : 1.0;
-    const double offset = high > low ? -low * scale : 0.0;
-    FASTAUG_ROLLED
-    for (int x = 0; x < 256; ++x) {
-      const double y = x * scale + offset;
-      table[x] = y > 0 ? y < 255 ? (byte)(int)y : 255 : 0;
-    }
+    });
   }
 
   // All values become about equally frequent.
   FASTAUG_METHOD void even_out() {
     clear_counts();
-    for (int i = block.thread; i < size * size; i += block.threads)
-      for (int c = 0; c < 3; ++c) block.add(counts + 256 * c + here[3 * i + c], 1);
-    by_counts([](const int* counts, byte* table) { even_out(counts, table); });
-  }
-
-  static FASTAUG_METHOD void even_out(const int* counts, byte* table) {
-    int total = 0, last = 0;
-    FASTAUG_ROLLED
-    for (int x = 0; x < 256; ++x) {
-      total += counts[x];
-      last = counts[x] ? counts[x] : last;
-    }
-    const int step = (total - last) / 255;
-    int below = step / 2;
-    FASTAUG_ROLLED
-    for (int x = 0; x < 256; ++x) {
-      const int y = step ? below / step : x;
-      table[x] = (byte)(y < 255 ? y : 255);
-      below += counts[x];
-    }
+    visit_pixels(block, here, size * size, [&](int red, int green, int blue) {
+      block.add(counts + red, 1);
+      block.add(counts + 256 + green, 1);
+      block.add(counts + 512 + blue, 1);
+    });
+    by_counts([&](const int* counts, byte* table, int first, int end) {
+      int own = 0, highest = 0;
+      FASTAUG_ROLLED
+      for (int x = first; x < end; ++x) {
+        own += counts[x];
+        highest = counts[x] ? x : highest;
+      }
+      const int last = counts[block.team_max(highest)];
+      const int step = (block.team_sum(own) - last) / 255;
+      int below = step / 2 + block.team_sum_before(own);
+      FASTAUG_ROLLED
+      for (int x = first; x < end; ++x) {
+        const int y = step ? below / step : x;
+        table[x] = (byte)(y < 255 ? y : 255);
+        below += counts[x];
+      }
+    });
   }
 
   FASTAUG_METHOD void contrast(float factor) {
     clear_counts();
-    for (int i = block.thread; i < size * size; i += block.threads) {
-      const byte* pixel = here + 3 * i;
-      block.add(counts + gray(pixel[0], pixel[1], pixel[2]), 1);
-    }
+    visit_pixels(block, here, size * size, [&](int red, int green, int blue) {
+      block.add(counts + gray(red, green, blue), 1);
+    });
     block.sync();
     long long sum = 0;
     FASTAUG_ROLLED
-    for (int x = 0; x < 256; ++x) sum += (long long)x * counts[x];
+    for (int x = block.lane; x < 256; x += block.lanes) sum += (long long)x * counts[x];
+    sum = block.team_sum(sum);
     const long long pixels = (long long)size * size;
     const int mean = (int)((2 * sum + pixels) / (2 * pixels));  // rounded
-    through_table([=](int x) { return blend(mean, x, factor); });
+    fill_table([=](int x) { return blend(mean, x, factor); });
   }
 
   // --- pixel by pixel ---
 
   FASTAUG_METHOD void color(float factor) {
-    each_some([=](byte* pixels, int there) {
-      for (int i = 0; i < there; ++i, pixels += 3) {
-        const int without = gray(pixels[0], pixels[1], pixels[2]);
-        for (int c = 0; c < 3; ++c) pixels[c] = blend(without, pixels[c], factor);
-      }
+    change_pixels(block, here, size * size, [=](int (&pixel)[3]) {
+      const int without = gray(pixel[0], pixel[1], pixel[2]);
+      for (int c = 0; c < 3; ++c) pixel[c] = blend(without, pixel[c], factor);
     });
     block.sync();
   }
@@ -218,7 +206,7 @@ class Operations {
     const int left = inside(box[0]), top = inside(box[1]);
     const int right = inside(box[2]), bottom = inside(box[3]);
     for (int y = top + block.team; y < bottom; y += block.teams)
-      for (int i = 3 * left + block.lane; i < 3 * right; i += block.lanes) here[y * row + i] = FILL;
+      fill_row(block, here, y * row + 3 * left, y * row + 3 * right, FILL);
     block.sync();
   }
 
@@ -228,6 +216,13 @@ class Operations {
 
   // Smooth with 1 1 1, 1 5 1, 1 1 1, then blend away from the result; outermost pixels stay.
   FASTAUG_METHOD void sharpen(float factor) {
+    if constexpr (Block::LANES == 1) {
+      if (size % 4 == 0) {
+        sharpen_words(block, here, other, size,
+                      [=](int smooth, int value) { return blend(smooth, value, factor); });
+        return swap_buffers();
+      }
+    }
     for (int y = block.team; y < size; y += block.teams) {
       const byte* const __restrict from = here + y * row;
       byte* const __restrict to = other + y * row;
@@ -250,41 +245,9 @@ class Operations {
     swap_buffers();
   }
 
-  // Pixel (x, y) comes from the one at floor(a x + b y + c), floor(d x + e y + f).
   FASTAUG_METHOD void move(const double* matrix) {
-    constexpr int SOME = Block::LANES;  // at a time, so that a CPU computes their places in vectors
-    const double a = matrix[0], b = matrix[1], c = matrix[2];
-    const double d = matrix[3], e = matrix[4], f = matrix[5];
-    for (int y = block.team; y < size; y += block.teams) {
-      // The row is copied from one row. Not close to an integer shift, where rounding would decide.
-      const double shift = b * y + c, whole = floor(shift);
-      if (a == 1 && d == 0 && shift - whole > 1e-9 && shift - whole < 1 - 1e-9) {
-        move_row(other + y * row, e * y + f, whole);
-        continue;
-      }
-      for (int x = SOME * block.lane; x < size; x += SOME * block.lanes) {
-        int from[SOME];
-        for (int i = 0; i < SOME; ++i) {
-          const double u = a * (x + i) + b * y + c, v = d * (x + i) + e * y + f;
-          const bool is_inside = u >= 0 && u < size && v >= 0 && v < size;
-          from[i] = is_inside ? 3 * ((int)v * size + (int)u) : -1;
-        }
-        const int there = size - x < SOME ? size - x : SOME;
-        move_pixels(other + y * row + 3 * x, here, from, there, FILL);
-      }
-    }
+    move_view(block, here, other, size, matrix, FILL);
     swap_buffers();
-  }
-
-  // Copies row v, shifted by a number of pixels; both may be outside the view.
-  FASTAUG_METHOD void move_row(byte* __restrict to, double v, double pixels) {
-    const bool is_there = v >= 0 && v < size && pixels > -size && pixels < size;
-    const int shift = is_there ? 3 * (int)pixels : row;
-    const byte* __restrict from = here + (is_there ? (int)v * row + shift : 0);
-    const int first = shift < 0 ? -shift : 0, end = shift > 0 ? row - shift : row;
-    for (int i = block.lane; i < first; i += block.lanes) to[i] = FILL;
-    for (int i = first + block.lane; i < end; i += block.lanes) to[i] = from[i];
-    for (int i = end + block.lane; i < row; i += block.lanes) to[i] = FILL;
   }
 
   FASTAUG_METHOD void swap_buffers() {

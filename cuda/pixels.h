@@ -27,13 +27,6 @@ FASTAUG_FUNCTION float take_pixel_values(const byte* from, int, const int* place
 FASTAUG_FUNCTION void store_pixel_values(byte* to, int, float x) {
   *to = (byte)fminf(fmaxf(x, 0.f) + ROUNDING_MARGIN, 255.f);
 }
-// Look up pixel values in three tables of 256 entries, one for each channel.
-FASTAUG_FUNCTION void translate(byte* pixel, int, const byte* table) {
-  for (int c = 0; c < 3; ++c) pixel[c] = table[256 * c + pixel[c]];
-}
-FASTAUG_FUNCTION void move_pixels(byte* to, const byte* view, const int* place, int, byte fill) {
-  for (int c = 0; c < 3; ++c) to[c] = *place < 0 ? fill : view[*place + c];
-}
 template <class T>
 FASTAUG_FUNCTION void write_out(T* to, int there, float x) { store(to, there, x); }
 FASTAUG_FUNCTION void all_written_out() {}

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "block.h"
+#include "loops.h"
 #include "operations.h"
 #include "resample.h"
 
@@ -36,8 +37,9 @@ struct Layout {
   int places, bases, across, means, factors, firsts, down, strip, size;
 
   FASTAUG_METHOD Layout(int side, int lanes, const Side& x, const Side& y, int strip_rows) {
-    elements = rounded_up(3 * side, lanes);
-    row = rounded_up(3 * x.source + (lanes > 1 ? 64 : 0), lanes);
+    const int unit = lanes > 1 ? lanes : 4;  // a thread of a GPU stores four numbers at a time
+    elements = rounded_up(3 * side, unit);
+    row = rounded_up(3 * x.source + (lanes > 1 ? 64 : 0), unit);
     places = 0;
     across = places + elements;
     means = across + x.taps * elements;
@@ -45,7 +47,7 @@ struct Layout {
     strip = factors + elements;
     // The operations' tables reuse the memory of the strip.
     const int tables = 3 * 256 + 3 * 256 / 4;
-    bases = strip + rounded_up(strip_rows * row > tables ? strip_rows * row : tables, lanes);
+    bases = strip + rounded_up(strip_rows * row > tables ? strip_rows * row : tables, unit);
     firsts = bases + (lanes > 1 ? elements / lanes : 0);
     down = firsts + side;
     size = down + y.taps * side;
@@ -123,7 +125,7 @@ class ViewProgram {
     fill_tables();
     if (box) copy_box();
     const long long corner = folded ? 0 : view.top * view.row_bytes + 3 * view.left;
-    const byte* const pixels = box ? box : view.pixels + corner;
+    const byte* const pixels = box ? box : in_global_memory(view.pixels) + corner;
     const long long row_bytes = box ? 3LL * view.box_width : view.row_bytes;
     block.sync();
     if (x.source == x.size && y.source == y.size) copy_pixels(pixels, row_bytes, out);
@@ -198,7 +200,7 @@ class ViewProgram {
       for (int j = block.lane; j < view.box_width; j += block.lanes) {
         const int column = place_of(view.left + j, view.width, form.border);
         const bool outside = row < 0 || column < 0;
-        const byte* from = view.pixels + (outside ? 0 : row * view.row_bytes + 3 * column);
+        const byte* from = in_global_memory(view.pixels) + (outside ? 0 : row * view.row_bytes + 3 * column);
         for (int c = 0; c < 3; ++c) to[3 * j + c] = outside ? FILL : from[c];
       }
     }
@@ -238,6 +240,10 @@ class ViewProgram {
       const byte* const from = pixels + integers(at.firsts)[i] * row_bytes;
       const float* const weights = scratch + at.down + i * y.taps;
       float* const to = scratch + at.strip + (i - top) * at.row;
+      if constexpr (LANES == 1) {
+        sum_fours(from, row_bytes, weights, to, share);
+        continue;
+      }
       // The hardware prefetches within a row, but not the next row.
       const int later = i + 3 < form.size ? i + 3 : form.size - 1;
       const byte* const soon = pixels + (integers(at.firsts)[later] + y.taps - 1) * row_bytes;
@@ -255,6 +261,27 @@ class ViewProgram {
       int j = LANES * share.column;
       for (; j + LANES <= width; j += LANES * share.columns) sum_some(j, LANES);
       if (j < width) sum_some(j, width - j);
+    }
+  }
+
+  // A row on a GPU: a thread sums four neighbors at a time. It reads them as words, unless these
+  // would begin before the image or end behind it.
+  FASTAUG_METHOD void sum_fours(const byte* from, long long row_bytes, const float* weights,
+                                float* to, const Share& share) {
+    const byte* const first = box ? box : in_global_memory(view.pixels);
+    const long long bytes = box ? 3LL * view.box_height * view.box_width
+                                : (view.height - 1) * view.row_bytes + 3LL * view.width;
+    const int width = 3 * view.box_width;
+    // Where all words that are read are within the image.
+    const long long before = from - first, after = bytes - before - (y.taps - 1) * row_bytes - 8;
+    const int lowest = before < 3 ? 3 - (int)before : 0;
+    const int highest = after < width ? (int)after : width;
+    FASTAUG_ROLLED
+    for (int j = 4 * share.column; j < width; j += 4 * share.columns) {
+      const byte* value = from + j;
+      const bool by_words = j >= lowest && j <= highest;
+      const int there = by_words ? 4 : width - j < 4 ? width - j : 4;
+      sum_four(block, value, there, by_words, row_bytes, y.taps, weights, to + j);
     }
   }
 
@@ -308,6 +335,14 @@ class ViewProgram {
 
   FASTAUG_METHOD void normalize(const byte* values, T* out) {
     const int width = 3 * form.size;
+    if constexpr (LANES == 1) {
+      const auto of_channel = [](const float (&numbers)[3], int channel) {
+        return channel == 0 ? numbers[0] : channel == 1 ? numbers[1] : numbers[2];
+      };
+      return write_values(block, values, width * form.size, out, [&](float x, int channel) {
+        return (x - of_channel(form.mean, channel)) * of_channel(form.factor, channel);
+      });
+    }
     for (int i = block.team; i < form.size; i += block.teams)
       for (int j = LANES * block.lane; j < width; j += LANES * block.lanes) {
         const long long to = (long long)i * width + j;

@@ -96,7 +96,14 @@ _TABLE: dict[str, tuple[Any, ...]] = {
         (121e12, _L4 + _SPARSE),
         (2250e12, _B200 + _SPARSE),
     ),
-    "fp32": (  # dense peak of TF32, which torch's convolutions use for fp32
+    "fp32": (  # peak without tensor cores
+        "FLOP/s",
+        (19.5e12, _A100),
+        (66.9e12, _H100),
+        (30.3e12, _L4),
+        (75e12, _B200),
+    ),
+    "tf32": (  # dense peak
         "FLOP/s",
         (156e12, _A100),
         (494.7e12, _H100 + _SPARSE),
@@ -347,7 +354,7 @@ def gpu_rates(
     gpu = {field: value.at(case) for field, value in GPUS[name].items()}
     share = {field: value.at(case) for field, value in assumed.items()}
     return Rates(
-        flops=gpu["fp32" if precision == "fp32" else "bf16"] * share["compute"],
+        flops=gpu["bf16" if precision == "fp16" else precision] * share["compute"],
         memory=gpu["memory"] * share["memory"],
         decode=gpu["cores"] * share["core_decode"] if decode_on_host else gpu["decode"],
         launch=share["launch"],

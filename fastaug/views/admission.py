@@ -1,7 +1,7 @@
 """The admission check of a fused view engine: its views against the reference's.
 
-All resampling modes, the border, every operation and all dtypes, in milliseconds on small images;
-on a GPU, after the start of a child process.
+All resampling modes, the border, every operation, all dtypes and all places of a GPU's memory, in
+milliseconds on small images; on a GPU, after the start of a child process.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from fastaug.toolchain import admission
 from fastaug.toolchain.admission import AdmissionReport, compare_cases, report_file
 from fastaug.views.batch import VIEW_DTYPES
 from fastaug.views.config import ViewConfig
+from fastaug.views.launch import Limits, limited
 from fastaug.views.packed_plan import pictures_of
 from fastaug.views.philox import uniforms
 from fastaug.views.plan import ViewPlans
@@ -37,6 +38,11 @@ _SIZE = 24
 _RESAMPLED = 0.01
 # Normalized values are at most about 2: half of their last bit.
 _ROUNDING = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+# The tables of 24 px are 4.9 KB; a view of them is 1.7 KB.
+_ONLY_TABLES = Limits(shared_bytes=6000, blocks=16, warps=12)
+_MANY_WARPS = Limits(shared_bytes=2**20, blocks=16, warps=12)
+_NO_SHARED = Limits(shared_bytes=0, blocks=16, warps=12)
+_WIDE = 4100
 # Heights and widths of images, and of boxes in them: enlarged, shrunk, narrow, one pixel.
 _BOXES = (((40, 61), (9, 8)), ((97, 40), (90, 38)), ((5, 200), (3, 190)), ((30, 30), (1, 1)))
 
@@ -48,6 +54,8 @@ class _Case(NamedTuple):
     config: ViewConfig
     tolerance: float
     """In pixel values of 0 to 255."""
+    limits: Limits | None = None
+    """Of a launch on a GPU."""
 
 
 def compare(engine: ViewEngine, device: torch.device) -> AdmissionReport:
@@ -71,7 +79,8 @@ def _error(engine: ViewEngine, case: _Case, device: torch.device) -> tuple[float
     images = [image.to(device) for image in case.images]
     pictures, kept = pictures_of(images)
     spec = RenderSpec.of(case.config)
-    found = engine.start(pictures, case.plans, spec, threads=1, kept=kept).finish()
+    with limited(case.limits):
+        found = engine.start(pictures, case.plans, spec, threads=1, kept=kept).finish()
     expected = torch.stack(
         [
             reference_views(image.numpy(), case.plans.of_image(place), case.config)
@@ -104,22 +113,43 @@ def _cases() -> Iterator[_Case]:
     config = ViewConfig(size=_SIZE, crop="pad", normalize="cifar")
     plans = _plans([[(-4, 3, _SIZE, _SIZE), (2, -4, _SIZE, _SIZE)]])
     yield _Case("reflected border", [_picture(_SIZE, _SIZE)], plans, config, 0)
+    # Wide enough that the tables exceed the 48 KB of shared memory that every kernel may have.
+    plans, config = _plans([[(0, 0, 3, _WIDE)]]), ViewConfig(size=_SIZE)
+    yield _Case("wide", [_picture(3, _WIDE)], plans, config, _RESAMPLED, _MANY_WARPS)
     for magnitude in (3.0, 8.0):
         yield _operations(magnitude)
+    # As views of 224 px: buffers in global memory, and a block makes one view after another.
+    for dtype in dtypes:
+        yield _operations(8.0, dtype=dtype, limits=_ONLY_TABLES)
+    # As boxes that are tens of thousands of pixels wide. Rows of 21 pixels are not whole words.
+    yield _operations(8.0, size=21, limits=_NO_SHARED)
 
 
-def _operations(magnitude: float) -> _Case:
+def _operations(
+    magnitude: float,
+    size: int = _SIZE,
+    dtype: str = "fp32",
+    limits: Limits | None = None,
+) -> _Case:
     """Every operation, by itself and after another one."""
-    config = ViewConfig(size=_SIZE, augment="randaugment", randaugment_layers=2)
+    config = ViewConfig(
+        size=size,
+        augment="randaugment",
+        randaugment_layers=2,
+        views_dtype=dtype,  # type: ignore[arg-type]
+    )
     numbers = uniforms(0, 0, 0, np.arange(2), len(NAMES), 6).reshape(2, len(NAMES), 2, 3)
     numbers[..., 1, 0] = (np.arange(len(NAMES)) + 0.5) / len(NAMES)
     numbers[0, :, 0, 0] = 0.5 / len(NAMES)  # auto_contrast, which changes little
-    operations, arguments = draw_operations(numbers, "nfnet", magnitude, _SIZE)
-    boxes = np.tile(np.array([0, 0, _SIZE, _SIZE], np.int32), (2, len(NAMES), 1))
+    operations, arguments = draw_operations(numbers, "nfnet", magnitude, size)
+    boxes = np.tile(np.array([0, 0, size, size], np.int32), (2, len(NAMES), 1))
     flips = np.arange(2 * len(NAMES)).reshape(2, -1) % 2 == 0
-    plans = ViewPlans(boxes, flips, operations, arguments, _SIZE)
-    pictures = [_picture(_SIZE, _SIZE), _picture(_SIZE, _SIZE) // 2 + 40]
-    return _Case(f"operations of magnitude {magnitude:g}", pictures, plans, config, 0)
+    plans = ViewPlans(boxes, flips, operations, arguments, size)
+    pictures = [_picture(size, size), _picture(size, size) // 2 + 40]
+    name = f"operations of magnitude {magnitude:g}, {dtype}"
+    if limits is not None:
+        name += f", {limits.shared_bytes} bytes of shared memory, {limits.blocks} blocks"
+    return _Case(name, pictures, plans, config, 0, limits)
 
 
 def _plans(boxes: list) -> ViewPlans:

@@ -19,14 +19,18 @@ from fastaug.toolchain import cuda_driver, nvrtc
 from fastaug.toolchain.build import DTYPES
 from fastaug.toolchain.cuda_driver import Device
 from fastaug.views import launch, packed_plan, randaugment
-from fastaug.views.launch import memory_needs, plan_launch
+from fastaug.views.launch import SHARED, memory_needs, plan_launch
 from fastaug.views.packed_plan import Pictures, encode_layers, encode_views, form_structure
 from fastaug.views.plan import ViewPlans
 from fastaug.views.render_spec import RenderSpec
 
 VIEWS = nvrtc.Program(
     "views.cu",
-    {f"views_{dtype}": f"KERNEL({dtype},{ctype})" for dtype, ctype in nvrtc.CTYPES.items()},
+    {
+        f"views_{dtype}_{shared}": f"KERNEL({dtype},{ctype},{shared},{shared.upper()})"
+        for dtype, ctype in nvrtc.CTYPES.items()
+        for shared in SHARED
+    },
     # views, layers, number of views, out, global memory of the blocks, form, places
     (c_void_p, c_void_p, c_longlong, c_void_p, c_void_p, None, None),
     # No fused multiply-add: each product and sum is rounded, as in Pillow.
@@ -73,7 +77,7 @@ class CudaViews:
         if not torch.cuda.is_available():
             return "needs an NVIDIA GPU"
         try:
-            self._gpu.load(VIEWS, "views_f32")  # shows that a kernel can be compiled and loaded
+            self._gpu.load(VIEWS, "views_f32_all")  # shows that a kernel can be compiled and loaded
         except KernelUnavailableError as error:
             return str(error)
         return None
@@ -110,7 +114,7 @@ class CudaViews:
                 *(uploaded, uploaded[views.nbytes :], len(views), out, scratch),
                 *(form_structure(spec, size, count), plan.places),
             )
-            kernel = f"views_{DTYPES[spec.dtype]}"
+            kernel = f"views_{DTYPES[spec.dtype]}_{plan.shared}"
             gpu.launch(VIEWS, kernel, plan.blocks, plan.threads, plan.shared_bytes, arguments)
         return StartedViews(out, self._side.keep(kept), self._side.release)
 

@@ -133,7 +133,7 @@ def test_more_views_never_give_more_images_nor_fewer_views(gpu: str, host: bool)
 
 def test_every_number_has_a_source_or_is_assumed() -> None:
     names = dict(predict.listed_inputs(predict.Options()))
-    assert len(names) == 4 * 9 + 11 + 2
+    assert len(names) == 4 * 10 + 11 + 2
     for name, value in names.items():
         assert value.source.startswith("assumed: ") or "https://" in value.source, name
         assert value.value > 0, name

@@ -294,8 +294,8 @@ def check_views(driver: FakeDriver, current: list[int]) -> None:
         ]
         expected = NativeViews().start(pictures, plans, form, threads=0, kept=kept).finish()
         assert torch.equal(found, expected)
-    assert driver.launches[-2]["name"] == "views_bf16"
-    assert driver.launches[-1]["name"] == "views_f32"
+    assert driver.launches[-2]["name"] == "views_bf16_all"
+    assert driver.launches[-1]["name"] == "views_f32_tables"
     assert driver.launches[-1]["threads"] == (384, 1, 1)
     assert driver.attributes == {8: SHARED_LIMIT, 9: -1}
     assert driver.context == CONTEXT + 3 + 7

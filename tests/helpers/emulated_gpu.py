@@ -20,10 +20,9 @@ from emulator import emulator
 from torch import Tensor
 
 from fastaug.kernels.cuda import CudaKernel
-from fastaug.toolchain.build import DTYPES
 from fastaug.toolchain.cuda_driver import Argument, Device
 from fastaug.toolchain.nvrtc import Program, compile_kernels
-from fastaug.views.cuda import VIEWS, CudaViews
+from fastaug.views.cuda import CudaViews
 from fastaug.views.packed_plan import Pictures
 from fastaug.views.plan import ViewPlans
 from fastaug.views.render_spec import RenderSpec
@@ -60,6 +59,10 @@ class EmulatedDevice(Device):
         self.processors = processors
         self.options = {"approx_ulp": 1, "race_mode": "strict"} | options
         self.launches: list[Any] = []
+        self.kernels: list[str] = []
+        """Names of the launched kernels."""
+        self.pictures: Pictures | None = None
+        """Images that kernels find through pointers in memory."""
 
     def load(self, program: Program, kernel: str) -> Any:
         return compiled(self.architecture, program, kernel)
@@ -73,7 +76,9 @@ class EmulatedDevice(Device):
         shared_bytes: int,
         arguments: Sequence[Argument],
     ) -> None:
-        statistics = self.load(program, kernel).launch(
+        module = self.load(program, kernel)
+        show_images(module, self.pictures)
+        statistics = module.launch(
             kernel,
             grid=(blocks,),
             block=(threads,),
@@ -86,6 +91,7 @@ class EmulatedDevice(Device):
         assert statistics["shared"]["uninit_reads"] == 0
         assert statistics["warnings"] == {}
         self.launches.append(statistics)
+        self.kernels.append(kernel)
 
 
 class EmulatedKernel(CudaKernel):
@@ -107,8 +113,7 @@ class EmulatedViews(CudaViews):
         self.gpu = EmulatedDevice(architecture, **options)
 
     def start(self, pictures: Pictures, plans: ViewPlans, spec: RenderSpec, **more: Any) -> Any:
-        module = self.gpu.load(VIEWS, f"views_{DTYPES[spec.dtype]}")
-        show_images(module, pictures)
+        self.gpu.pictures = pictures
         started = super().start(shown(pictures), plans, spec, **more)
         started._done = None
         return started
@@ -123,11 +128,13 @@ class EmulatedViews(CudaViews):
         return torch.from_numpy(content)
 
 
-def show_images(module: Any, pictures: Pictures) -> None:
+def show_images(module: Any, pictures: Pictures | None) -> None:
     """Puts each image into a window of its own, which ends where the image does."""
     windows = module.mbufs
     for window in [window for window in windows if window >= IMAGES]:
         del windows[window]
+    if pictures is None:
+        return
     for number, (address, row, (height, width)) in enumerate(zip(*pictures, strict=True)):
         length = int((height - 1) * row + 3 * width)
         content = np.ctypeslib.as_array((ctypes.c_uint8 * length).from_address(int(address)))

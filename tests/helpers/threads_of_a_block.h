@@ -41,7 +41,7 @@ struct Meeting {
   }
   Barrier block;
   std::vector<std::unique_ptr<Barrier>> team_barriers;
-  std::vector<float> slots;
+  std::vector<double> slots;
 };
 
 struct Threaded {
@@ -59,22 +59,28 @@ struct Threaded {
   void will_read(const void*) {}
   void will_write(const void*) {}
   void add(int* counter, int n) { __atomic_fetch_add(counter, n, __ATOMIC_RELAXED); }
-  template <class Fold>
-  float over_team(float x, Fold fold) {
+  // From `start` over the numbers of the first `end` threads of the team, which all call this.
+  template <class Number, class Fold>
+  Number over_team(Number x, Number start, int end, Fold fold) {
     Barrier& barrier = *meeting.team_barriers[team];
-    float* slots = &meeting.slots[team * lanes];
-    slots[lane] = x;
+    double* slots = &meeting.slots[team * lanes];
+    slots[lane] = (double)x;
     barrier.wait();
-    float result = slots[0];
-    for (int i = 1; i < lanes; ++i) result = fold(result, slots[i]);
+    Number result = start;
+    for (int i = 0; i < end; ++i) result = fold(result, (Number)slots[i]);
     barrier.wait();
     return result;
   }
-  float team_sum(float x) {
-    return over_team(x, [](float a, float b) { return a + b; });
+  template <class Number>
+  Number team_sum(Number x) {
+    return over_team(x, Number(), lanes, [](Number a, Number b) { return a + b; });
   }
-  float team_max(float x) {
-    return over_team(x, [](float a, float b) { return a > b ? a : b; });
+  template <class Number>
+  Number team_max(Number x) {
+    return over_team(x, x, lanes, [](Number a, Number b) { return a > b ? a : b; });
+  }
+  int team_sum_before(int n) {
+    return over_team(n, 0, lane, [](int a, int b) { return a + b; });
   }
 };
 

@@ -32,9 +32,10 @@ class Record(NamedTuple):
     kind: str
     """malloc free host_alloc memcpy memset kernel blas nccl op stream_create stream_wait
     event_create event_record sync_device sync_stream sync_event sync_memcpy mark fault error
-    unimplemented; of CUDA graphs: capture_begin, captured, uncaptured (work on the default stream
-    meanwhile), capture_end; graph (a launch of one; bytes: how many nodes), replayed (each node);
-    dali: outputs of a pipeline, with the device and stream that they were bound to"""
+    unimplemented; race (in the shared memory of a Triton kernel); of CUDA graphs: capture_begin,
+    captured, uncaptured (work on the default stream meanwhile), capture_end; graph (a launch of
+    one; bytes: how many nodes), replayed (each node); dali: outputs of a pipeline, with the device
+    and stream that they were bound to"""
     device: int
     stream: int
     """0: the default stream; others are numbered in the order in which they were made."""

@@ -7,6 +7,7 @@ wrote gets its earlier content back. A replay runs the nodes in order, in the sa
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import itertools
 import sys
@@ -44,6 +45,8 @@ def install() -> None:
     ]
     _hooks[:] = [REPLAY(_replay), RELEASE(_release), ENDED(_restore)]
     library.nullgpu_set_graph_hooks(*_hooks)
+    # Graphs may outlive Python, which must not be called then.
+    atexit.register(library.nullgpu_set_graph_hooks, None, None, None)
 
 
 def capture_number(stream: int) -> int:
