@@ -61,7 +61,9 @@ def test_the_view_kernel_addresses_each_memory_by_its_kind(architecture: str) ->
 def test_views_are_loaded_and_stored_128_bits_at_a_time(architecture: str) -> None:
     for name in kernels_for(VIEWS, architecture):
         code, shared = code_of(name, architecture), name.rpartition("_")[2]
-        load, store = {"all": ("LDS", "STS"), "tables": ("LD", "ST"), "none": ("LDG", "STG")}[shared]
+        load, store = {"all": ("LDS", "STS"), "tables": ("LD", "ST"), "none": ("LDG", "STG")}[
+            shared
+        ]
         # Value by value: four operations. By pixels: range, two histograms, colors, a table.
         assert code.count(load, bits=128) >= 4 + 5 * 3, name
         assert code.count(store, bits=128) >= 4 + 2 * 3, name

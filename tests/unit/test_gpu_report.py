@@ -23,7 +23,6 @@ from fastaug import cli, doctor
 from fastaug.config import TrainConfig
 from fastaug.diagnostics import step_model
 from fastaug.diagnostics.gpu_report import prediction, sanitizer, throughput, training
-from fastaug.diagnostics.gpu_report import recorder as recorder_module
 from fastaug.diagnostics.gpu_report.command import choose_parts, output_files
 from fastaug.diagnostics.gpu_report.launches import count_calls
 from fastaug.diagnostics.gpu_report.page import write_page
@@ -43,11 +42,14 @@ from fastaug.runtime import trace
 
 # --- processes ---
 
+PRELOAD = ("fastaug.train", "fastaug.pipelines.loader", "fastaug.diagnostics.gpu_report.recorder")
+"""A test process has one server, which the tests with ranks use, too (ranks.py)."""
+
 
 def run(*names: str, limit: float = 60.0, quick: bool = False) -> dict[str, PartResult]:
     parts = {name: Part(name, getattr(report_parts, name), 1.0, limit) for name in names}
     lines: list[str] = []
-    found = run_parts(parts, quick=quick, preload=recorder_module.__name__, say=lines.append)
+    found = run_parts(parts, quick=quick, preload=PRELOAD, say=lines.append)
     results = {result.name: result for result in found}
     assert len(lines) == 2 * sum(not r.detail.startswith("not run") for r in results.values())
     return results

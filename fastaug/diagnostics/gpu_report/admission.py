@@ -11,6 +11,7 @@ import torch
 import fastaug
 from fastaug.diagnostics.gpu_report.kernel_checks import KERNELS, errors, make_logits, run_kernel
 from fastaug.diagnostics.gpu_report.recorder import Recorder, SkippedCheck
+from fastaug.diagnostics.gpu_report.view_checks import render
 from fastaug.diagnostics.timing import Call, calibrate, seconds_of
 from fastaug.errors import first_line
 from fastaug.kernels.registry import load_kernel
@@ -113,10 +114,10 @@ def _compare_views(recorder: Recorder) -> None:
                 images = [torch.randint(256, shape, dtype=torch.uint8) for _ in range(count)]
                 plan = fastaug.plan_views(images, views=views, size=size, augment=augment)
                 on_gpu = [image.cuda() for image in images]
-                ours = fastaug.make_views(on_gpu, plan).cpu()
+                ours = render(on_gpu, plan).cpu()
                 off = (ours - fastaug.make_views(images, plan)).abs()
                 share = (off > _CLOSE).float().mean().item()
-                time = _milliseconds(partial(fastaug.make_views, on_gpu, plan))
+                time = _milliseconds(partial(render, on_gpu, plan))
                 speed = 1e3 * count * views / time
                 worst = off.max().item() / _CLOSE
                 recorder.row("views", augment, views, size, worst, 100 * share, time, speed)

@@ -44,7 +44,7 @@ def make_gpu_report(named: str, wanted: str, *, quick: bool) -> int:
     report = _new_report(quick)
     for gpu in report.gpus:
         print(f"GPU: {gpu}")
-    preload = all_parts.__name__
+    preload = (all_parts.__name__,)
     for result in run_parts(parts, quick=quick, preload=preload, say=_say):
         report = replace(report, parts=(*report.parts, _scrubbed(result)))
         _write(files, report)

@@ -32,10 +32,11 @@ def loader_checks(folder: Path) -> Iterator[Check]:
     """folder: an empty one, for the data and the runs."""
     data = shape_folder(folder / "shapes", train=8, test=2)
     tiny = partial(small_training, data, size=16, views=2, batch_size=16, epochs=2, loader="dali")
-    for number, changes in enumerate(_SETTINGS):
+    for changes in _SETTINGS:
         text = ", ".join(f"{name}={value}" for name, value in changes.items()) or "defaults"
         config = tiny(folder / "unused", **changes)
-        yield Check(f"views are those of the CPU: {text}", partial(_as_on_cpu, config), not number)
+        quick = changes == {"views_engine": "dali"}  # needs no admission check
+        yield Check(f"views are those of the CPU: {text}", partial(_as_on_cpu, config), quick)
     for dtype in ("fp32", "bf16"):
         config = tiny(folder / "unused", views_dtype=dtype, precision="bf16")
         yield Check(f"both engines make the same views, {dtype}", partial(_both_engines, config))
@@ -45,7 +46,7 @@ def loader_checks(folder: Path) -> Iterator[Check]:
     for augment in ("crop-flip", "randaugment"):
         config = tiny(folder / "unused", augment=augment, crop="pad", size=32, normalize="cifar")
         check = partial(_in_memory, config, folder / f"{augment}.npz")
-        yield Check(f"a data set in GPU memory, {augment}", check, augment == "crop-flip")
+        yield Check(f"a data set in GPU memory, {augment}", check)
 
 
 def _as_on_cpu(config: TrainConfig) -> str:

@@ -15,7 +15,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
@@ -42,14 +42,14 @@ class Part:
 
 
 def run_parts(
-    parts: Mapping[str, Part], *, quick: bool, preload: str, say: Callable[[str], None]
+    parts: Mapping[str, Part], *, quick: bool, preload: Sequence[str], say: Callable[[str], None]
 ) -> Iterator[PartResult]:
     """Results of the parts, one after another; after Ctrl-C, the rest are skipped.
 
-    preload: a module that the server of processes imports.
+    preload: modules that the server of processes imports.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([preload])
+    context.set_forkserver_preload(list(preload))
     started, left = time.monotonic(), sum(part.seconds for part in parts.values())
     interrupted = False
     with _scratch_folder() as scratch:

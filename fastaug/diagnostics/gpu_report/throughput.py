@@ -22,6 +22,7 @@ from fastaug.diagnostics.gpu_report.decode import require_gpu_decoder
 from fastaug.diagnostics.gpu_report.pictures import CLASSES as LABELS
 from fastaug.diagnostics.gpu_report.pictures import shape_folder
 from fastaug.diagnostics.gpu_report.recorder import Recorder
+from fastaug.diagnostics.gpu_report.view_checks import render
 from fastaug.diagnostics.timing import seconds_of, synchronize
 from fastaug.engine.learner import Learner
 from fastaug.engine.loaders import build_loader, scan_configured
@@ -106,6 +107,8 @@ def _config(loader: str, recorder: Recorder, **settings: Any) -> TrainConfig:
     settings |= {"loader": loader, "device": "cuda"}
     if recorder.quick:
         settings |= {"workers": 0, "prefetch": 1, "kernel": "reference"}
+        if loader == "dali":
+            settings["views_engine"] = "dali"  # needs no admission check
     return TrainConfig.from_flat(**settings)
 
 
@@ -220,6 +223,6 @@ def _view_seconds(config: TrainConfig, device: torch.device) -> float:
     image = torch.randint(256, shape, dtype=torch.uint8, device=device)
     images = [image] * config.images_per_step
     plan = fastaug.plan_views(images, views=config.view.views, size=config.view.size)
-    fastaug.make_views(images, plan)
+    render(images, plan)
     loops = 1 if config.view.size <= 64 else 5
-    return seconds_of(lambda: fastaug.make_views(images, plan), loops, device) / loops
+    return seconds_of(lambda: render(images, plan), loops, device) / loops
