@@ -65,6 +65,7 @@ setup(
             "ipykernel",  # with nbclient: runs examples/quickstart.ipynb in a test
             "mypy",
             "nbclient",
+            "nvidia-cuda-nvdisasm; sys_platform == 'linux'",  # tests of the GPU's machine code
             "pre-commit",
             "psutil",  # benchmarks/: CPU time, memory and descriptors
             "pytest",

@@ -10,6 +10,7 @@
 //   team, teams        its team (a warp), and the number of teams: a team shares a row
 //   lane, lanes        this thread in its team
 //   sync()             wait for all threads of the block
+//   team_sync()        wait for those of the team
 //   will_read(address), will_write(address)    prefetch hints
 //   team_sum(x), team_max(x)    over the threads of a team; every thread gets the result
 //   team_sum_before(n)          over the threads before this one in its team
@@ -57,6 +58,7 @@ struct Cuda {
   static constexpr int lanes = 32;
 
   __device__ void sync() { __syncthreads(); }
+  __device__ void team_sync() { __syncwarp(); }
   __device__ void will_read(const void*) {}
   __device__ void will_write(const void*) {}
   __device__ void add(int* counter, int n) { atomicAdd(counter, n); }
@@ -93,6 +95,7 @@ struct OneThread {
   static constexpr int UNROLL = 4;
   static constexpr int thread = 0, threads = 1, team = 0, teams = 1, lane = 0, lanes = 1;
   void sync() {}
+  void team_sync() {}
   // Loads overlap with arithmetic: 1.4 times faster where logits are not in the cache.
   void will_read(const void* address) { __builtin_prefetch(address, 0, 2); }
   void will_write(const void* address) { __builtin_prefetch(address, 1, 3); }

@@ -8,7 +8,7 @@ template <class T, Average AVERAGE>
 FASTAUG_FUNCTION void image_of_a_block(const T* logits, long long image_stride,
                                        long long view_stride, const long long* targets, float* nll,
                                        float* kl, T* gradient, Shape shape, Weights weights) {
-  extern __shared__ float shared[];
+  extern __shared__ __align__(16) float shared[];
   const long long b = blockIdx.x;
   Cuda block;
   Objective<Cuda, T, AVERAGE>(

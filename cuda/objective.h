@@ -133,6 +133,20 @@ class Objective {
   float* const shared;
   const T* const next_logits;
 
+  // On a GPU, 16 bytes of a row of logits or of the gradient are loaded and stored at a time, if
+  // the row begins at a multiple of 16 bytes, and if the rows of tiles do too.
+  static constexpr int SOME = 16 / sizeof(T);
+  struct alignas(16) Pack { T numbers[SOME]; };
+  struct alignas(16) Four { float numbers[4]; };
+  // How many columns of a row are in packs.
+  FASTAUG_METHOD int packed_columns(const T* row) const {
+    if (LANES > 1 || (unsigned long long)row % 16 || at.stride % 4) return 0;
+    return C / SOME * SOME;
+  }
+  FASTAUG_METHOD Four& four(int tile, int k, int c) const {
+    return *(Four*)(shared + tile + k * at.stride + c);
+  }
+
   FASTAUG_METHOD int columns_here(int first) const {
     return C - first < width ? C - first : width;
   }
@@ -151,7 +165,22 @@ class Objective {
     const int step = block.lanes * LANES;
     for (int k = block.team; k < K; k += block.teams) {
       Value top = Value{} + FLOOR, sum = {};
-      for (int c = block.lane * LANES; c < C; c += UNROLL * step) {
+      const int packed = packed_columns(logits + k * view_stride);
+      if constexpr (LANES == 1) {
+        FASTAUG_ROLLED
+        for (int c = SOME * block.lane; c < packed; c += SOME * block.lanes) {
+          const Pack some = *(const Pack*)(logits + k * view_stride + c);
+          for (int i = 0; i < SOME; i += 4) {
+            Four z;
+            for (int j = 0; j < 4; ++j) {
+              z.numbers[j] = maximum(FLOOR, to_float(some.numbers[i + j]));
+              top = maximum(top, z.numbers[j]);
+            }
+            four(at.z, k, c + i) = z;
+          }
+        }
+      }
+      for (int c = packed + block.lane * LANES; c < C; c += UNROLL * step) {
         Value z[UNROLL];
         for (int i = 0; i < UNROLL; ++i)
           if (c + i * step < C) z[i] = logit(k, c + i * step);
@@ -162,6 +191,7 @@ class Objective {
           }
       }
       const float row_top = block.team_max(lane_max(top));
+      if (packed) block.team_sync();  // a thread sums other columns than those that it has loaded
       for (int c = block.lane * LANES; c < C; c += step) {
         const Value e = exponential(cell(at.z, k, c) - row_top);
         cell(at.e, k, c) = e;
@@ -346,7 +376,23 @@ class Objective {
       const float v_sum =
           (whole ? sum_row_of_v(k, C) : row(at.v_sum, k)) * scale + totals.common;
       T* to = gradient + (long long)k * C + first;
-      for (int c = block.lane * LANES; c < here; c += block.lanes * LANES) {
+      const int packed = whole ? packed_columns(to) : 0;
+      if constexpr (LANES == 1) {
+        FASTAUG_ROLLED
+        for (int c = SOME * block.lane; c < packed; c += SOME * block.lanes) {
+          Pack some;
+          for (int i = 0; i < SOME; i += 4) {
+            const Four e = four(at.e, k, c + i), p = four(at.z, k, c + i);
+            const Four common = *(const Four*)(shared + at.common + c + i);
+            for (int j = 0; j < 4; ++j)
+              from_float(weights.gradient * ((e.numbers[j] * scale + common.numbers[j]) -
+                                             p.numbers[j] * v_sum),
+                         some.numbers + i + j);
+          }
+          store_pack(to + c, some.numbers);
+        }
+      }
+      for (int c = packed + block.lane * LANES; c < here; c += block.lanes * LANES) {
         block.will_write(to + 2 * C + c);  // two rows ahead
         store(to + c, here - c,
               weights.gradient *

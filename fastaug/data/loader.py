@@ -23,6 +23,7 @@ from fastaug.views.philox import TEST_VIEWS, TRAIN_VIEWS
 from fastaug.views.randaugment import table_fingerprint
 
 log = logging.getLogger("fastaug")
+CPU = torch.device("cpu")
 
 
 class ViewLoader:
@@ -39,9 +40,9 @@ class ViewLoader:
         view: ViewConfig,
         *,
         seed: int,
-        device: torch.device,
         train: bool,
         images_per_batch: int,
+        device: torch.device = CPU,
         batches_per_step: int = 1,
         rank: int = 0,
         ranks: int = 1,

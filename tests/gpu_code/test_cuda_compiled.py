@@ -298,6 +298,24 @@ def test_strides_are_taken_as_they_are(logits: Tensor) -> None:
     assert copied == (logits.stride(2) != 1)
 
 
+@pytest.mark.parametrize("classes", [48, 44])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_rows_of_whole_packs_change_no_bit(dtype: torch.dtype, classes: int) -> None:
+    """Logits that begin at a multiple of 16 bytes are loaded in packs, others one by one; at 44
+    classes of half precision, only every second row does, and ends with half a pack."""
+    logits, targets = make(2, 3, classes, dtype)
+    apart = torch.empty(1 + logits.numel(), dtype=dtype)[1:].view(logits.shape).copy_(logits)
+    kernel = EmulatedKernel("compute_80", approx_ulp=0)
+    settings: dict = {"average": "logits", "kl_weight": 1.0, "label_smoothing": 0.1}
+    packed, unpacked = (
+        kernel.value_and_grad(given, targets, **settings, need_grad=True)
+        for given in (logits, apart)
+    )
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(packed, unpacked, strict=True))
+    read, read_apart = (launch["global"]["loads"] for launch in kernel.device.launches)
+    assert read < read_apart
+
+
 def test_images_may_lie_far_apart() -> None:
     """32 bits would wrap around to the first image."""
     logits, targets = make(2, 2, 4)

@@ -138,7 +138,7 @@ def view_arguments(module: Any, name: str, blocks: int, parameters: int) -> list
     pictures = Pictures(records["pixels"].copy(), records["row_bytes"], sizes)
     show_images(module, pictures)
     records["pixels"] = shown(pictures).pointers
-    item = 4 if name.endswith("_f32") else 2
+    item = 4 if "_f32_" in name else 2
     return [
         records.view(np.uint8),
         memory(layers, count * form.layers * LAYER.itemsize),

@@ -56,6 +56,7 @@ struct Threaded {
       : meeting(meeting), thread(thread), threads(teams * lanes), team(thread / lanes),
         teams(teams), lane(thread % lanes), lanes(lanes) {}
   void sync() { meeting.block.wait(); }
+  void team_sync() { meeting.team_barriers[team]->wait(); }
   void will_read(const void*) {}
   void will_write(const void*) {}
   void add(int* counter, int n) { __atomic_fetch_add(counter, n, __ATOMIC_RELAXED); }
