@@ -1,4 +1,4 @@
-"""Inside a process with null GPUs: what has been logged, and assertions about it.
+"""Inside a process with stand-in GPUs: what has been logged, and assertions about it.
 
 import nullgpu_client as gpu
 with gpu.marked("step"):
@@ -49,10 +49,10 @@ class NotANullGPU(RuntimeError):
 
 @cache
 def library() -> Any:
-    """The null GPU that is loaded into this process."""
+    """The stand-in GPU that is loaded into this process."""
     loaded = ctypes.CDLL(None)
     if not hasattr(loaded, "nullgpu_note"):
-        raise NotANullGPU("this process has no null GPU: start it with nullgpu.py run")
+        raise NotANullGPU("this process has no stand-in GPU: start it with nullgpu.py run")
     loaded.nullgpu_note.argtypes = [
         *(ctypes.c_char_p, ctypes.c_int, ctypes.c_long, ctypes.c_char_p, ctypes.c_size_t)
     ]
@@ -64,7 +64,7 @@ def library() -> Any:
 
 
 def is_null() -> bool:
-    """Whether this process has null GPUs."""
+    """Whether this process has stand-in GPUs."""
     try:
         library()
     except NotANullGPU:
@@ -111,17 +111,17 @@ def _let_threads_start() -> None:
         time.sleep(0.1)
 
 
-# --- telling the log
+# --- writing to the log
 
 
 def mark(name: str) -> None:
-    """A line of its own in the log, for `between`."""
+    """Add a line to the log, for `between`."""
     library().nullgpu_mark(name.encode())
 
 
 @contextmanager
 def marked(name: str) -> Iterator[None]:
-    """Marks `name` before and `/name` after."""
+    """Add the marks `name` before and `/name` after."""
     mark(name)
     try:
         yield
@@ -144,7 +144,7 @@ def _with_mark(function: Any, name: str) -> Any:
 
 
 def logging(on: bool) -> bool:
-    """Switches the log; returns what it was."""
+    """Switch the log on or off; returns whether it was on."""
     return bool(library().nullgpu_logging(int(on)))
 
 
@@ -156,7 +156,7 @@ def note(kind: str, name: str = "", device: int = -1, stream: int = 0, size: int
 
 
 def current_device() -> int:
-    """That of the CUDA runtime, in this thread."""
+    """The current device of the CUDA runtime in this thread."""
     return library().nullgpu_current()
 
 
@@ -199,7 +199,7 @@ def error() -> int:
 
 
 def clear_error() -> None:
-    """What no real GPU can do: go on in the same process."""
+    """Make the GPU usable again in the same process, which a real GPU cannot be."""
     library().nullgpu_set_error(0)
 
 
@@ -212,7 +212,7 @@ def hang() -> None:
 
 
 def records(file: str | None = None, *, pid: int | None = None) -> list[Record]:
-    """Of this process; or of a file, of all its processes or of one."""
+    """The log of this process; or of a file, all its processes or one."""
     if file is None:
         library().nullgpu_flush()
         file, pid = os.environ.get("NULLGPU_LOG", ""), os.getpid()
@@ -270,8 +270,8 @@ def syncs(
     implicit: bool = False,
     of: list[Record] | None = None,
 ) -> list[Record]:
-    """Calls that make the host wait for a device. implicit: also those that do besides what they
-    are for: freeing, pinning, and copies from or to memory that is not pinned."""
+    """Calls that make the host wait for a device. implicit: also calls that wait as a side effect:
+    freeing, pinning, and copies from or to memory that is not pinned."""
     found = selected(between=between, of=of)
 
     def waits(record: Record) -> bool:

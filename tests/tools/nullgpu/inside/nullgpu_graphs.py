@@ -110,7 +110,7 @@ def _replay(key: int, stream: int | None) -> int:
         with torch.inference_mode():
             _work[key](stream or 0)
     except BaseException:  # whatever happens, it happened to work of a GPU
-        print("null GPU: a node of a graph failed", file=sys.stderr)
+        print("stand-in GPU: a node of a graph failed", file=sys.stderr)
         traceback.print_exc()
         return ILLEGAL_ADDRESS
     return 0

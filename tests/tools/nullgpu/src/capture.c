@@ -133,9 +133,9 @@ static void add_node(Graph* graph, Node node) {
   graph->nodes[graph->count++] = node;
 }
 
-// With the lock held. Work on the legacy default stream depends on all streams that are not
-// "non-blocking"; beside others (torch's are such) it is done now, and does not become a node.
-static int beside_captures(int device, const char* kind, const char* name) {
+// With the lock held. The legacy default stream waits for all streams that are not "non-blocking".
+// torch's streams are non-blocking: then the work is executed now, and does not become a node.
+static int on_legacy_stream(int device, const char* kind, const char* name) {
   for (Capture* c = captures; c; c = c->next) {
     for (int i = 0; i < c->members; i++) {
       if (c->streams[i]->device == device && c->streams[i]->blocking) {
@@ -160,7 +160,7 @@ int nullgpu_record(const void* handle, const char* kind, const char* name, size_
   int result = NOT_CAPTURED;
   pthread_mutex_lock(&lock);
   if (!stream) {
-    result = beside_captures(nullgpu_current(), kind, name);
+    result = on_legacy_stream(nullgpu_current(), kind, name);
   } else if (stream->capture && stream->capture->invalid) {
     result = cudaErrorStreamCaptureInvalidated;
   } else if (stream->capture) {
