@@ -96,8 +96,8 @@ def test_a_process_that_sees_one_gpu_uses_it(monkeypatch: pytest.MonkeyPatch) ->
     assert resolve_device("cuda") == torch.device("cuda:0")
 
 
-def skips_all(group: Any, config: TrainConfig) -> int:
-    """The control: a guard that records its event on the current device of another GPU."""
+def train_with_events_on_another_gpu(group: Any, config: TrainConfig) -> int:
+    """The control: a guard that records its event on another GPU."""
 
     def add(self: NonFiniteGuard, step: int, bad: torch.Tensor, parts: list) -> None:
         copied = bad.to("cpu", non_blocking=True)
@@ -106,15 +106,11 @@ def skips_all(group: Any, config: TrainConfig) -> int:
         self._pending = step, copied, event, parts
 
     NonFiniteGuard.add = add  # type: ignore[method-assign]
-    try:
-        train(group, config)
-    except Exception as error:
-        return str(error)
-    return ""
+    return train(group, config)
 
 
 def test_an_event_on_the_wrong_gpu_is_noticed(tiny: Tiny) -> None:
     """What late copies are for: the flag is read before it has arrived."""
-    config = tiny(kernel="reference", device="cuda:1", max_bad_steps=3)
-    (message,) = run_ranks(1, skips_all, config)
-    assert "consecutive steps" in message
+    config = tiny(kernel="reference", device="cuda:1")
+    run_ranks(1, train_with_events_on_another_gpu, config)
+    assert metrics(Path(config.run.out), "skipped") != []
