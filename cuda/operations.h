@@ -131,15 +131,13 @@ class Operations {
     clear_counts();
     mark_range(block, here, size * size, [&](int c, int x) { block.add(counts + 256 * c + x, 1); });
     by_counts([&](const int* counts, byte* table, int first, int end) {
-      int low = 255, high = 0;
+      int low = first, high = end - 1;
       FASTAUG_ROLLED
-      for (int x = first; x < end; ++x)
-        if (counts[x]) {
-          low = x < low ? x : low;
-          high = x;
-        }
-      low = 255 - block.team_max(255 - low);
-      high = block.team_max(high);
+      while (low < end && !counts[low]) ++low;
+      FASTAUG_ROLLED
+      while (high >= first && !counts[high]) --high;
+      low = 255 - block.team_max(low < end ? 255 - low : 0);
+      high = block.team_max(high < first ? 0 : high);
       const double scale = high > low ? 255.0 / (high - low) : 1.0;
       const double offset = high > low ? -low * scale : 0.0;
       FASTAUG_ROLLED
