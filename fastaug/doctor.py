@@ -52,7 +52,7 @@ def main(args: Sequence[str]) -> int:
 
         return make_gpu_report(options.gpu_report, options.parts, quick=options.quick)
     if options.parts:
-        raise ConfigError(f"--parts {options.parts}: are parts of --gpu-report; add it")
+        raise ConfigError(f"--parts {options.parts} needs --gpu-report; add it")
     out = cli.output_file("--json", options.json) if options.json else None
     devices = (
         machine.list_devices() if options.device == "all" else [resolve_device(options.device)]

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from expect import raises
-from kept_batches import check_that_kept_batches_stay
 from PIL import Image
 from shard_writers import WRITERS, every_format
 from training import tiny_config
@@ -19,6 +18,7 @@ from training import tiny_config
 import fastaug
 from fastaug.config import TrainConfig
 from fastaug.data.sources import open_split
+from fastaug.diagnostics.gpu_report.loader_checks import check_kept_batches
 from fastaug.engine.loaders import build_evaluation_loader
 from fastaug.errors import CheckpointError, ConfigError, DataError
 from fastaug.runtime import cores
@@ -175,7 +175,7 @@ def test_a_pass_that_is_broken_off_leaves_nothing_behind(any_engine: Tiny) -> No
 
 
 def test_batches_that_are_kept_stay_as_they_were(any_engine: Tiny) -> None:
-    check_that_kept_batches_stay(any_engine())
+    check_kept_batches(any_engine())
 
 
 @pytest.mark.parametrize(

@@ -81,9 +81,13 @@ def _both_engines(config: TrainConfig) -> None:
 
 
 def _kept(config: TrainConfig) -> None:
-    """The loader must not write over what it has handed out."""
     require_gpu_decoder()
-    loader = fastaug.build_loader(config.replace(device="cuda"))
+    check_kept_batches(config.replace(device="cuda"))
+
+
+def check_kept_batches(config: TrainConfig) -> None:
+    """The loader must not write over batches that its caller keeps."""
+    loader = fastaug.build_loader(config)
     kept, copies = [], []
     for _ in range(3):
         for batch in loader:
