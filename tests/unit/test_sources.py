@@ -33,9 +33,18 @@ class TestFolder:
             np.testing.assert_array_equal(train.image(index), expected)
             assert train.files[index].parent.name == CLASSES[train.labels[index]]
 
-    def test_val_is_taken_for_the_test_set(self, tmp_path: Path) -> None:
-        root = write_folder(tmp_path, {"train": 2, "val": 1})
+    @pytest.mark.parametrize("name", ["val", "valid", "validation", "test"])
+    def test_names_of_the_test_set(self, name: str, tmp_path: Path) -> None:
+        root = write_folder(tmp_path, {"train": 2, name: 1})
         assert len(open_split(str(root), "test")) == 3
+
+    def test_hidden_folders_are_ignored(self, tmp_path: Path) -> None:
+        root = write_folder(tmp_path / ".hidden", {"train": 2, "test": 1})
+        for copy in (".ipynb_checkpoints", "red/.ipynb_checkpoints", "blue/more/.thumbnails/a"):
+            shutil.copytree(root / "train/green", root / "train" / copy)
+        images = open_split(str(root), "train")
+        assert images.classes == CLASSES
+        assert np.bincount(images.labels).tolist() == [2, 2, 2]
 
     def test_images_may_lie_deeper(self, tmp_path: Path) -> None:
         root = write_folder(tmp_path, {"train": 2, "test": 1})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +12,7 @@ from fastaug.data.image_set import IMAGE_SUFFIXES, ImageSet, Split
 from fastaug.errors import DataError
 
 DESCRIPTION = "a folder with class folders in train/ and in val/ or test/"
-_SPLITS = {"train": ("train",), "test": ("val", "test")}
+_SPLITS = {"train": ("train",), "test": ("val", "valid", "validation", "test")}
 
 
 def matches(path: Path) -> bool:
@@ -25,12 +27,13 @@ def open_split(root: Path, split: Split) -> ImageSet:
             f"{root}: has no folder {wanted}; put class folders or shards (.tar, .tfrecord, .rec) "
             "into train/ and into val/ or test/"
         )
-    classes = sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
+    # Hidden folders are those of tools, such as .ipynb_checkpoints.
+    classes = sorted(e.name for e in folder.iterdir() if e.is_dir() and not e.name.startswith("."))
     if not classes:
         raise DataError(f"{folder}: has no class folders (one folder of images for each class)")
     files, labels = [], []
     for label, name in enumerate(classes):
-        found = sorted(f for f in (folder / name).rglob("*") if _is_image(f))
+        found = sorted(_images_below(folder / name))
         if not found:
             raise DataError(f"{folder / name}: has no images ({', '.join(sorted(IMAGE_SUFFIXES))})")
         files += found
@@ -45,6 +48,14 @@ def open_flat(root: Path, split: Split) -> ImageSet | None:
         return None
     labels = np.zeros(len(files), np.int64)
     return ImageSet(str(root), (root.absolute().name,), labels, tuple(files))
+
+
+def _images_below(folder: Path) -> Iterator[Path]:
+    """The images at any depth, without those in hidden folders."""
+    start = len(str(folder))
+    for file in folder.rglob("*"):
+        if _is_image(file) and f"{os.sep}." not in str(file)[start:]:
+            yield file
 
 
 def _is_image(file: Path) -> bool:
