@@ -30,8 +30,8 @@ class DoctorConfig:
     json: str = ""
     """Also write the results to this JSON file."""
     gpu_report: str = ""
-    """Check and measure all on the GPUs, in five minutes, as HTML and JSON: a file or folder, by
-    default gpu-report.html and .json here."""
+    """Check and measure everything on the GPUs (planned for five minutes), as HTML and JSON in
+    this file or folder; by default gpu-report.html and .json here."""
     parts: str = ""
     """Parts of --gpu-report, such as decode,training; default: all."""
     debug: bool = False
@@ -54,9 +54,8 @@ def main(args: Sequence[str]) -> int:
     if options.parts:
         raise ConfigError(f"--parts {options.parts} needs --gpu-report; add it")
     out = cli.output_file("--json", options.json) if options.json else None
-    devices = (
-        machine.list_devices() if options.device == "all" else [resolve_device(options.device)]
-    )
+    device = options.device
+    devices = machine.list_devices() if device == "all" else [resolve_device(device)]
     with silenced():  # the tables show what would be logged
         found, facts = examine(devices, timed=not options.quick)
     todo = sorted((fact for fact in facts if fact.todo), key=lambda fact: not fact.failed)

@@ -55,7 +55,7 @@ class _Case(NamedTuple):
     tolerance: float
     """In pixel values of 0 to 255."""
     limits: Limits | None = None
-    """Of a launch on a GPU."""
+    """Limits of the launch on a GPU; None: those of the GPU."""
 
 
 def compare(engine: ViewEngine, device: torch.device) -> AdmissionReport:

@@ -103,11 +103,11 @@ class Limits(NamedTuple):
     not fit into shared memory: blocks of many warps, each of which makes several views."""
 
     shared_bytes: int
-    """At most; less than what a GPU has."""
+    """Maximum of a block; less than a GPU has."""
     blocks: int
-    """At most, if global memory is needed."""
+    """Maximum, if global memory is needed."""
     warps: int
-    """Of a block."""
+    """Warps per block."""
 
 
 _LIMITS: ContextVar[Limits | None] = ContextVar("limits of a launch", default=None)

@@ -55,7 +55,7 @@ def check_resources(source: nvrtc.Program, architecture: str, registers: dict[st
 
 
 def registers_table() -> str:
-    """Of the document, from its head to its last row."""
+    """The section of the document with the table of registers."""
     return section("Registers per thread")
 
 

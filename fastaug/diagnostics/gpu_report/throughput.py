@@ -52,10 +52,10 @@ class _Effort(NamedTuple):
     """How much is measured."""
 
     warm_up: int
-    """Batches before."""
+    """Batches before the measurement."""
     steps: int
     seconds: float
-    """Of the loader alone."""
+    """For which only the loader runs."""
 
 
 _FULL, _QUICK = _Effort(3, 10, 2.0), _Effort(1, 1, 0.0)
@@ -127,7 +127,7 @@ def _images(folder: Path, quick: bool) -> ImageSet:
 
 
 def _batches_per_second(config: TrainConfig, images: ImageSet, effort: _Effort) -> float:
-    """Speed of the loader alone."""
+    """Speed of the loader without training."""
     with closing(_endless(config, images)) as batches:
         for _ in range(effort.warm_up):
             next(batches)

@@ -70,7 +70,7 @@ def convolutions_of_cudnn() -> Iterator[None]:
 
 
 def launches(model: str, size: int, **changes: object) -> int:
-    """Of the second step: torch prepares some things in the first one."""
+    """Launches of the second step: torch prepares some things in the first one."""
     settings = {"model": model, "size": size, "views": 2, "batch_size": 4, "kernel": "reference"}
     learner = Learner(TrainConfig.from_flat(**(settings | changes)), 10, DEVICE)
     views = torch.zeros(2, 2, size, size, 3, device=DEVICE).permute(0, 1, 4, 2, 3)

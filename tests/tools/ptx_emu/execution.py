@@ -10,6 +10,14 @@ from .types import BIG
 from .warps import DONE, RUN
 
 
+def _put(values, mask, value):
+    """Set the values of the threads in a mask; None: of all threads."""
+    if mask is None:
+        values[:] = value
+    else:
+        values[mask] = value
+
+
 class Execution:
     """The main loop: chooses the threads that run next, and runs instructions."""
 
@@ -53,10 +61,7 @@ class Execution:
             while True:
                 if cur >= nxt:
                     self._count(start, cur, nact, nwarp)
-                    if m is None:
-                        pc[:] = cur
-                    else:
-                        pc[m] = cur
+                    _put(pc, m, cur)
                     break
                 ins = code[cur]
                 k = ins.kind
@@ -94,10 +99,7 @@ class Execution:
                         cur += 1
                         start = cur
                         continue
-                    if m is None:
-                        pc[:] = cur + 1
-                    else:
-                        pc[m] = cur + 1
+                    _put(pc, m, cur + 1)
                     pc[pm] = ins.target
                     break
                 if np_ == 0:
@@ -105,14 +107,8 @@ class Execution:
                     start = cur
                     continue
                 if k == K_EXIT:
-                    if m is None:
-                        pc[:] = cur + 1
-                    else:
-                        pc[m] = cur + 1
-                    if pm is None:
-                        state[:] = DONE
-                    else:
-                        state[pm] = DONE
+                    _put(pc, m, cur + 1)
+                    _put(state, pm, DONE)
                     break
                 if k == K_WARP:
                     if self._warp_ready(ins, pm, cur):
@@ -121,10 +117,7 @@ class Execution:
                         start = cur
                         continue
                     # some lanes of some warps have not arrived
-                    if m is None:
-                        pc[:] = cur + 1
-                    else:
-                        pc[m] = cur + 1
+                    _put(pc, m, cur + 1)
                     self._warp_split(ins, pm, cur)
                     break
                 if k == K_BAR:
@@ -141,19 +134,13 @@ class Execution:
                             cur += 1
                             start = cur
                             continue
-                    if m is None:
-                        pc[:] = cur + 1
-                    else:
-                        pc[m] = cur + 1
+                    _put(pc, m, cur + 1)
                     self._barrier(ins, pm, cur)
                     break
                 if k == K_BRX:
                     i = np.broadcast_to(np.asarray(ins.aux(self)), T).astype(np.int64)
                     i = np.clip(i, 0, len(ins.target) - 1)
-                    if m is None:
-                        pc[:] = cur + 1
-                    else:
-                        pc[m] = cur + 1
+                    _put(pc, m, cur + 1)
                     tgt = ins.target[i]
                     if pm is None:
                         pc[:] = tgt

@@ -204,7 +204,7 @@ def clear_error() -> None:
 
 
 def hang() -> None:
-    """From now on, every call that waits for a GPU waits for ever."""
+    """From now on, every call that waits for a GPU waits forever."""
     library().nullgpu_hang()
 
 
