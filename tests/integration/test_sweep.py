@@ -89,10 +89,22 @@ def fake(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSwe
 
 
 def test_flags_of_the_training_may_stand_anywhere() -> None:
-    words = "--data D shapes --lr 1 2 --crop-area 0.1 1 --no-nesterov --dali --out=o"
+    words = "--normalize 0.5 0.5 shapes --data D --lr 1 2 --crop-area 0.1 1 --dali --out=o"
     own, training = split_flags(words.split())
     assert own == ["shapes", "--lr", "1", "2", "--out=o"]
-    assert training == ["--data", "D", "--crop-area", "0.1", "1", "--no-nesterov", "--dali"]
+    assert training == [
+        "--normalize",
+        "0.5",
+        "0.5",
+        "--data",
+        "D",
+        "--crop-area",
+        "0.1",
+        "1",
+        "--dali",
+    ]
+    words = "--normalize cifar shapes --no-nesterov"
+    assert split_flags(words.split()) == (["shapes"], ["--normalize", "cifar", "--no-nesterov"])
 
 
 def test_flags_apply_to_every_run(fake: FakeSweep) -> None:
@@ -165,6 +177,7 @@ def test_the_flags_of_a_run_give_its_config(name: str, tmp_path: Path) -> None:
         lr=2**-9.5,
         seed=3,
         crop_area=(0.1, 0.75),
+        normalize=(0.5, (0.25, 2**-9.5, 1)),
         compile="default",
         nesterov=not get_recipe(name).optim.nesterov,
     )
