@@ -18,11 +18,11 @@ from fastaug.runtime.distributed import Group
 CLASSES = ("ant", "bee", "cat", "dog")
 
 
-def predictions(labels: list[int], *views: list[int], sure: float = 4.0) -> Predictions:
-    """A batch whose view k predicts the classes views[k], with a logit of `sure`."""
+def predictions(labels: list[int], *views: list[int]) -> Predictions:
+    """A batch whose view k predicts the classes views[k], with a logit of 4."""
     logits = torch.zeros(len(labels), len(views), len(CLASSES))
     for k, predicted in enumerate(views):
-        logits[range(len(labels)), k, predicted] = sure
+        logits[range(len(labels)), k, predicted] = 4.0
     return Predictions(logits, torch.tensor(labels), Mock())
 
 
@@ -95,13 +95,13 @@ def test_counts_by_hand(measure: Callable[[], PerClass]) -> None:
 
 
 def test_views_are_averaged_as_probabilities() -> None:
-    """One sure view outweighs two that are hardly decided."""
+    """Two views of probability 0.95 outvote one whose logit is larger than both of theirs."""
     own = PredictedClasses(CLASSES, views=3)
-    own.add(predictions([2], [2]), 0)
-    unsure = predictions([2], [1], [1], [2], sure=0.1)
-    unsure.logits[0, 2, 2] = 9.0
-    own.add(unsure, 3)
-    assert own.gather(Group()).accuracy("tta_top1")[2] == 1.0
+    own.add(predictions([1], [1]), 0)
+    views = predictions([1], [1], [1], [2])
+    views.logits[0, 2, 2] = 20.0
+    own.add(views, 3)
+    assert own.gather(Group()).accuracy("tta_top1")[1] == 1.0
 
 
 def test_the_table_has_the_worst_class_first() -> None:
