@@ -144,6 +144,6 @@ def evaluate_checkpoint(
     model = model_from_checkpoint(state).to(device)
     scanned = group.in_turn(lambda: scan_configured(config.data, images))
     evaluation = Evaluation(scanned, config, device, group, batch_size=batch_size)
-    predicted = PredictedClasses(tuple(state["classes"]), config.eval.tta)
+    predicted = PredictedClasses(classes, config.eval.tta)
     measures = evaluation.measure(model, views=config.eval.tta, predicted=predicted)
     return scanned, measures, predicted.gather(group)
