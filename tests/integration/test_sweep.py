@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from color_folders import write_folder
+from expect import raises
 from optuna.trial import TrialState
 from tiny_sweep import TINY, trials_of, write_colors
 
@@ -139,6 +141,13 @@ def test_a_mistake_is_one_line(fake: FakeSweep, more: str, named: str) -> None:
     with pytest.raises(FastaugError, match=named) as error:
         configure(fake.flags(more))
     assert "\n" not in str(error.value)
+
+
+def test_held_out_images_cannot_both_choose_and_measure(fake: FakeSweep, tmp_path: Path) -> None:
+    root = write_folder(tmp_path / "set", {"train": 20})
+    with raises(ConfigError, "--select-on validation", str(root)):
+        configure(fake.flags(f"--data {root}"))
+    assert configure(fake.flags(f"--data {root} --select-on test")).images == 54
 
 
 @pytest.mark.parametrize(
