@@ -15,7 +15,7 @@ import numpy as np
 
 from fastaug.data.config import DataConfig
 from fastaug.data.image_set import ImageSet, Split
-from fastaug.data.readers import cifar, folder, npz, shards, table
+from fastaug.data.readers import cifar, folder, hugging_face, npz, shards, table
 from fastaug.data.shapes import ensure_shapes
 from fastaug.data.split import split_training
 from fastaug.errors import DataError, few
@@ -44,7 +44,7 @@ class Reader(Protocol):
         """The training or the test images of the path. Test images may lack some classes."""
 
 
-READERS: tuple[Reader, ...] = (cifar, shards, table, folder, npz)
+READERS: tuple[Reader, ...] = (cifar, shards, hugging_face, table, folder, npz)
 """Asked in this order; `folder` takes every folder, so readers of special ones come before it."""
 
 

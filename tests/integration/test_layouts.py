@@ -11,9 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from color_folders import CLASSES, color_image, write_folder
+from hugging_face_sets import save_dict_to_disk, table, write_parquet
 from PIL import Image
+from shard_writers import photos
 from training import metrics
 
 from fastaug import cli, evaluate, preview, scan, train
@@ -45,10 +48,28 @@ def write_class_folders(root: Path) -> Path:
     return write_folder(root, {"train": TRAIN, "val": TEST})
 
 
+def write_parquet_files(root: Path) -> Path:
+    train, test = hugging_face_tables()
+    write_parquet(root / "data/train-00000-of-00001.parquet", train)
+    write_parquet(root / "data/validation-00000-of-00001.parquet", test)
+    return root
+
+
+def write_saved_dataset(root: Path) -> Path:
+    train, test = hugging_face_tables()
+    return save_dict_to_disk(root, train=train, test=test)
+
+
+def hugging_face_tables() -> list[pa.Table]:
+    return [table(photos(3 * count, seed=count)) for count in (TRAIN, TEST)]
+
+
 LAYOUTS: dict[str, Callable[[Path], Path]] = {
     "class folders": write_class_folders,
     "csv": write_csv,
     "folder with a csv": write_csv_folder,
+    "parquet": write_parquet_files,
+    "save_to_disk": write_saved_dataset,
 }
 """Each makes a set of 3 classes (CLASSES), TRAIN training and TEST test images of each."""
 
