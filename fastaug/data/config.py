@@ -15,8 +15,8 @@ class DataConfig(Settings):
     data: str = setting("shapes", free_on_resume=True)  # may have moved; its fingerprint is checked
     """shapes (built in); a folder with train/ and val/ or test/, which contain class folders or
     shards (WebDataset, TFRecord, RecordIO); CIFAR-10 or CIFAR-100 in python format (folder or
-    .tar.gz); an .npz with images and labels; a CSV or TSV of paths and
-    labels; or a Hugging Face data set (.parquet, or a folder of save_to_disk)."""
+    .tar.gz); an .npz with images and labels; a CSV or TSV of paths and labels; or a Hugging Face
+    data set (.parquet, or a folder of save_to_disk)."""
     image_column: str = setting("", free_on_resume=True)  # the fingerprint is checked
     """Column of the images in a CSV, TSV or Parquet file, by its name or its number from 1. Empty:
     recognized."""
