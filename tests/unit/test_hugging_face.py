@@ -6,10 +6,12 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from color_folders import CLASSES
 from expect import missing, raises
@@ -212,16 +214,27 @@ class TestLargeParquet:
             open_data(file, "train")
 
     def test_is_read_in_order(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """As fastaug.pack does: each row group is read once."""
+        """As fastaug.pack does: each file is opened once, each row group is read once."""
+        monkeypatch.setattr(arrow_images, "_PART", 2000)
         path = parquet_files(tmp_path)
         images = hugging_face.open_split(path, "train", DataConfig())
         opened: list[Path] = []
-        real = arrow_images.open_parquet
-        monkeypatch.setattr(
-            arrow_images, "open_parquet", lambda file: (opened.append(file), real(file))[1]
-        )
+        read: list[int] = []
+
+        def open_parquet(file: Path) -> SimpleNamespace:
+            opened.append(file)
+            real = pq.ParquetFile(file)
+
+            def read_row_groups(groups: range, *args: Any, **kwargs: Any) -> pa.Table:
+                read.extend(groups)
+                return real.read_row_groups(groups, *args, **kwargs)
+
+            return SimpleNamespace(read_row_groups=read_row_groups)
+
+        monkeypatch.setattr(arrow_images, "open_parquet", open_parquet)
         assert contents(images) == TRAIN
-        assert len(opened) == 4
+        assert [file.name[:11] for file in opened] == ["train-00000", "train-00001"]
+        assert read == [0, 1, 0, 1]
         assert [images.where(i).split("row ")[1] for i in (0, 5, 6, 10)] == ["0", "5", "0", "4"]
 
 
