@@ -1,5 +1,5 @@
 """Readers of data formats; data/sources.py chooses among them.
 
-A reader is a module with DESCRIPTION, matches() and open_split(): folder, npz, cifar, shards. The
-shards reader handles three formats, one file each: webdataset, tfrecord, recordio.
+A reader is a module with the names of `sources.Reader`. The shards reader handles three formats,
+one file each: webdataset, tfrecord, recordio.
 """
