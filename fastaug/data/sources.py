@@ -15,7 +15,7 @@ import numpy as np
 
 from fastaug.data.config import DataConfig
 from fastaug.data.image_set import ImageSet, Split
-from fastaug.data.readers import cifar, folder, imagenet, npz, shards
+from fastaug.data.readers import cifar, folder, imagenet, npz, shards, table
 from fastaug.data.readers.imagenet_labels import WNID
 from fastaug.data.shapes import ensure_shapes
 from fastaug.data.split import split_training
@@ -45,8 +45,8 @@ class Reader(Protocol):
         """The training or the test images of the path. Test images may lack some classes."""
 
 
-READERS: tuple[Reader, ...] = (cifar, imagenet, shards, folder, npz)
-"""Asked in this order; `folder` takes every folder."""
+READERS: tuple[Reader, ...] = (cifar, imagenet, shards, table, folder, npz)
+"""Asked in this order; `folder` takes every folder, so readers of special ones come before it."""
 
 
 class DataSource:
