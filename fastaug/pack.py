@@ -75,8 +75,8 @@ def open_splits(data: str) -> dict[Split, ImageSet]:
 def show(out: Path, indexes: dict[Split, PackedIndex]) -> None:
     for split, index in indexes.items():
         size = sum(shard.bytes for shard in index.shards)
-        images, shards = f"{len(index):,} {split} images", f"{len(index.shards):,}"
-        print(f"{out}: {images} in {shards} shard(s), {size / 1e6:,.1f} MB")
+        counts = f"{len(index):,} {split} images, shards: {len(index.shards):,}"
+        print(f"{out}: {counts}, {size / 1e6:,.1f} MB")
     if (out / BAD_IMAGES).is_file():
         print(f"{out / BAD_IMAGES} lists the bad images that were left out")
 

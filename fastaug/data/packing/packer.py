@@ -41,6 +41,9 @@ from fastaug.settings import fixed_settings
 
 log = logging.getLogger("fastaug")
 
+ANY_ORDER = (Files, Spans)
+"""Storages that several threads may read at any place. Others, such as the row groups of Parquet
+files, are read by one thread, in order."""
 BAD_IMAGES = "bad-images.txt"
 CLASSES = "classes.txt"
 _MEMORY = 1 << 30
@@ -160,8 +163,7 @@ class _Packer:
         self, images: ImageSet, start: int, pool: ThreadPoolExecutor
     ) -> Iterator[tuple[int, PackedImage]]:
         """(index, image as it is stored) from a start on, in order."""
-        # Other storages, such as row groups of Parquet files, are read in order, by this thread.
-        anywhere = images.storage is None or isinstance(images.storage, Files | Spans)
+        anywhere = images.storage is None or isinstance(images.storage, ANY_ORDER)
         pending: deque[tuple[int, Future[PackedImage]]] = deque()
         for index in range(start, len(images)):
             if anywhere:
