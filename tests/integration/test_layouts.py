@@ -14,12 +14,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from color_folders import CLASSES, color_image, write_folder
+from expect import missing
 from hugging_face_sets import save_dict_to_disk, table, write_parquet
+from image_sets import open_data
 from PIL import Image
 from shard_writers import photos
 from training import metrics
 
-from fastaug import cli, evaluate, preview, scan, train
+from fastaug import cli, evaluate, pack, preview, scan, train
 
 SMALL = "--model wrn-10-1 --size 16 --views 2 --batch-size 8 --workers 0 --tta 0 --log-every 1"
 TRAIN, TEST = 6, 2
@@ -93,3 +95,20 @@ def test_every_command(name: str, tmp_path: Path) -> None:
     call(evaluate.main, f"{out} --tta 0 --workers 0 --out {tmp_path / 'result.json'}")
     result = json.loads((tmp_path / "result.json").read_text())
     assert 0 <= result["measures"]["top1"] <= 1
+
+
+def test_commands_take_the_columns(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    made = hugging_face_tables()[0].rename_columns(["left", "kind"])
+    made = made.append_column("right", made.column("left"))
+    file = write_parquet(tmp_path / "pairs.parquet", made.replace_schema_metadata())
+    packed = tmp_path / "packed"
+    for main, flags in (
+        (scan.main, f"{file}"),
+        (pack.main, f"{file} {packed}"),
+        (train.main, f"--data {file} {SMALL} --max-steps 1 --out {tmp_path / 'run'}"),
+    ):
+        assert cli.run(main, flags.split()) == 2
+        assert missing(capsys.readouterr().err, "left right --image-column") == []
+        columns = "--image-column left --label-column kind"
+        assert cli.run(main, f"{flags} {columns}".split()) == 0
+    assert len(open_data(packed, "train")) == 3 * TRAIN
