@@ -178,6 +178,9 @@ class _Rows:
                     opened = open_parquet(file)
                     found.append((opened.schema_arrow, opened.metadata.num_rows))
             schema, counts = found[0][0], tuple(count for _, count in found)
+        for file, count in zip(files, counts, strict=True):
+            if count > (size := file.stat().st_size):  # equal values take next to no place
+                raise DataError(f"{file}: claims {count:,} images in {size:,} bytes")
         return cls(files, counts, schema, _features(schema, info), tables)
 
     def image_column(self, given: str) -> str:
