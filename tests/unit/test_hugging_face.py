@@ -156,6 +156,14 @@ class TestStorage:
         other = save_dict_to_disk(tmp_path / "c", train=table(TRAIN[:-1]))
         assert open_data(other, "train").fingerprint != one.fingerprint
 
+    def test_a_null_in_a_later_part(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(arrow_images, "_PART", 2000)
+        rows = [None if i == 9 else {"bytes": TRAIN[i][0], "path": None} for i in range(11)]
+        made = pa.table({"image": pa.array(rows, IMAGE), "label": LABELS})
+        file = write_parquet(tmp_path / "x.parquet", made)
+        with raises(DataError, "x.parquet row 9"):
+            hugging_face.open_split(file, "train", DataConfig()).encoded(9)
+
     def test_nulls(self, tmp_path: Path, own_cache: Path) -> None:
         """A null and a path that is missing are bad images; an image may be in a file."""
         (tmp_path / "a").mkdir()
@@ -178,11 +186,15 @@ class TestStorage:
             with raises(DataError, "2"):
                 images.encoded(2)
 
-    def test_slices_of_a_table(self, tmp_path: Path) -> None:
-        """Arrow files may have arrays that start within their buffers."""
-        made = pa.concat_tables([table(TRAIN).slice(3, 4), table(TRAIN).slice(8)])
-        images = open_data(save_to_disk(tmp_path / "a", made), "train")
-        assert contents(images) == [*TRAIN[3:7], *TRAIN[8:]]
+    def test_arrays_that_start_within_their_buffers(self) -> None:
+        rows = [None if i == 5 else {"bytes": TRAIN[i][0], "path": None} for i in range(11)]
+        parts = [pa.array(rows, IMAGE).slice(3, 4), pa.array(rows, IMAGE).slice(8)]
+        found = list(arrow_images.image_chunks(pa.chunked_array(parts)))
+        assert [[*chunk.nulls] for chunk in found] == [[2], []]
+        files = arrow_images.RowFiles(Path("a"), (Path("a/b"),), (7,))
+        images = arrow_images.ArrowImages(files, found)
+        expected = [TRAIN[i][0] for i in (3, 4, 6, 8, 9, 10)]
+        assert [bytes(images.read(i)) for i in (0, 1, 3, 4, 5, 6)] == expected
 
     def test_a_forked_process_reads(self, tmp_path: Path) -> None:
         images = open_data(parquet_files(tmp_path), "train")
@@ -235,6 +247,9 @@ class TestLargeParquet:
         assert contents(images) == TRAIN
         assert [file.name[:11] for file in opened] == ["train-00000", "train-00001"]
         assert read == [0, 1, 0, 1]
+        for index in (7, 3, 7, 3):  # threads at the border of two parts
+            images.encoded(index)
+        assert len(read) <= 6
         assert [images.where(i).split("row ")[1] for i in (0, 5, 6, 10)] == ["0", "5", "0", "4"]
 
 
@@ -279,6 +294,8 @@ class TestLabels:
             self.open(tmp_path, made)
         with raises(DataError, "fine coarse --label-column"):
             self.open(tmp_path, made, image_column="img")
+        usual = made.rename_columns(["image", "label", "coarse", "mask"]).replace_schema_metadata()
+        assert self.open(tmp_path, usual).labels.tolist() == LABELS
         images = self.open(tmp_path, made, image_column="img", label_column="3")
         assert images.classes == ("x", "y")
         assert images.labels.tolist() == [label // 2 for label in LABELS]
@@ -319,6 +336,15 @@ class TestDamage:
         size = file[0].stat().st_size
         os.truncate(file[0], int(size * share))
         with raises(DataError, file[0].name):
+            open_data(root, "train")
+
+    def test_a_file_that_ends_after_a_batch(self, tmp_path: Path) -> None:
+        """pyarrow reads it without an error."""
+        root = save_to_disk(tmp_path / "a", table(TRAIN))
+        file = next(root.glob("*.arrow"))
+        os.truncate(file, file.stat().st_size - 8)
+        assert len(pa.ipc.open_stream(file.read_bytes()).read_all()) == 11
+        with raises(DataError, file.name):
             open_data(root, "train")
 
     @pytest.mark.parametrize("write", [parquet_files, saved])
@@ -367,6 +393,8 @@ class TestDamage:
         ],
     )
     def test_a_wrong_state(self, tmp_path: Path, state: dict[str, Any], names: str) -> None:
+        save_to_disk(tmp_path / "other", table(TRAIN))
+        (tmp_path / "other/data-00000-of-00001.arrow").rename(tmp_path / "x.arrow")
         with raises(DataError, names):
             open_data(save_to_disk(tmp_path / "a", table(TRAIN), **state), "train")
 

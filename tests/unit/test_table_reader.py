@@ -93,6 +93,20 @@ class TestFormats:
         images = open_data(file, "train", image_column=flags[0], label_column=flags[1])
         check(images, root)
 
+    def test_a_name_that_looks_like_data(self, root: Path) -> None:
+        file = write_table(root / "a.csv", [("path", "2024"), *ROWS])
+        check(open_data(file, "train", image_column="path", label_column="2"), root)
+
+    def test_a_class_named_train(self, root: Path) -> None:
+        rows = [(name, ("train", "bus")[i % 2]) for i, name in enumerate(NAMES)]
+        assert open_data(write_table(root / "a.csv", rows), "train").classes == ("bus", "train")
+
+    def test_delimiters_within_quotes(self, root: Path) -> None:
+        rows = [("path", "label", "a; b; c; d; e; f"), *((*row, "s") for row in ROWS)]
+        file = root / "a.csv"
+        check(open_data(write_table(file, rows), "train"), root)
+        assert file.read_text().splitlines()[0].count(";") == 5
+
     def test_quotes_mark_and_blank_lines(self, root: Path) -> None:
         file = root / "a.csv"
         lines = [f'"{name}" ,"red, or ""rouge"""' for name in NAMES[:2]]
