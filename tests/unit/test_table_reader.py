@@ -102,7 +102,7 @@ class TestFormats:
         assert open_data(write_table(root / "a.csv", rows), "train").classes == ("bus", "train")
 
     def test_delimiters_within_quotes(self, root: Path) -> None:
-        rows = [("path", "label", "a; b; c; d; e; f"), *((*row, "s") for row in ROWS)]
+        rows = [("path", "label", "a; b, c; d; e; f; g"), *((*row, "s") for row in ROWS)]
         file = root / "a.csv"
         check(open_data(write_table(file, rows), "train"), root)
         assert file.read_text().splitlines()[0].count(";") == 5
@@ -228,6 +228,7 @@ class TestErrors:
             ([("path", "label", "split"), (*ROWS[0], "holdout")], "2 holdout split"),
             ([("path", "label"), ("none/0.jpg", "red")], "2 none/0.jpg"),
             ([(*ROWS[0], "x", "y")], "--label-column"),
+            ([("images/00.jpg red",)], "images/00.jpg red"),
         ],
     )
     def test_one_line(self, root: Path, rows: list[Row], names: str) -> None:

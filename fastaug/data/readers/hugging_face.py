@@ -128,9 +128,12 @@ def _saved_files(state: Path) -> tuple[Path, ...]:
         )
     if bad := [name for name in names if Path(name).name != name]:
         raise DataError(f"{state}: {bad[0]!r} is not a file in its folder")
-    if not names:
+    files = tuple(state.parent / name for name in names)
+    if not files:
         raise DataError(f"{state}: names no files")
-    return tuple(state.parent / name for name in names)
+    if missing := [file for file in files if not file.is_file()]:
+        raise DataError(f"{state}: files that it names are missing: {few(missing)}; copy them too")
+    return files
 
 
 def _read_json(file: Path) -> dict[str, Any]:

@@ -187,6 +187,11 @@ class _Table:
     def _found(self, index: int | None, content: str, flag: str) -> int:
         if index is not None:
             return index
+        if len(self.names) == 1:
+            raise DataError(
+                f"{self.file}: has one column, {self._first_row[0]!r}; separate a path and a label "
+                "in each row by a comma, a semicolon or a tab"
+            )
         columns = f"the columns {few(self.names, 20)}" if self.has_header else "no header"
         raise DataError(
             f"{self.file}: found no column of {content}; it has {columns}; give the column's name "
@@ -285,8 +290,8 @@ def _locate(file: Path, names: Sequence[str], split: Split, line: int) -> tuple[
         both = few([place.folder / (names[0] + place.suffix) for place in found])
         raise DataError(f"{file}, line {line}: several files are {names[0]!r}: {both}")
     raise DataError(
-        f"{file}, line {line}: no file {file.parent / names[0]}, and none of the images in the "
-        f"next {len(names) - 1} rows; paths start at the folder of the table"
+        f"{file}, line {line}: the first {len(names)} images are missing; looked for "
+        f"{file.parent / names[0]} (paths start at the folder of the table)"
     )
 
 
