@@ -13,9 +13,8 @@ class DataConfig(Settings):
     """The data and its loader."""
 
     data: str = setting("shapes", free_on_resume=True)  # may have moved; its fingerprint is checked
-    """shapes (built in); a folder with train/ and val/ or test/, which contain class folders or
-    shards (WebDataset, TFRecord, RecordIO); CIFAR-10 or CIFAR-100 in python format (folder or
-    .tar.gz); or an .npz with images and labels."""
+    """shapes (built in), or the path of a data set, whose format is recognized: class folders,
+    shards, ImageNet or CIFAR as downloaded, and others. docs/guide/data.md lists the layouts."""
     loader: Literal["torch", "dali"] = setting("torch", free_on_resume=True)
     """What decodes the images and makes the views. --dali is short for --loader dali."""
     workers: int = setting(-1, at_least=-1, free_on_resume=True)
