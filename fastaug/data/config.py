@@ -14,7 +14,11 @@ class DataConfig(Settings):
 
     data: str = setting("shapes", free_on_resume=True)  # may have moved; its fingerprint is checked
     """shapes (built in), or the path of a data set, whose format is recognized: class folders,
-    shards, ImageNet or CIFAR as downloaded, and others. docs/guide/data.md lists the layouts."""
+    shards, tables, ImageNet or CIFAR as downloaded, and more; docs/guide/data.md has them all."""
+    image_column: str = setting("", free_on_resume=True)  # the fingerprint is checked
+    """Column of the images in a CSV or TSV, by its name or its number from 1. Empty: recognized."""
+    label_column: str = setting("", free_on_resume=True)
+    """Column of the labels, by its name or its number from 1. Empty: recognized."""
     loader: Literal["torch", "dali"] = setting("torch", free_on_resume=True)
     """What decodes the images and makes the views. --dali is short for --loader dali."""
     workers: int = setting(-1, at_least=-1, free_on_resume=True)

@@ -38,7 +38,7 @@ def jpeg(color: int, number: int) -> bytes:
     return file.getvalue()
 
 
-def training(per_class: int = 12) -> list[Sample]:
+def training(per_class: int = 6) -> list[Sample]:
     return [
         Sample(f"{wnid}_{100 * i}.JPEG", wnid, jpeg(color, 10 * color + i))
         for color, wnid in enumerate(WORDS)
@@ -46,7 +46,7 @@ def training(per_class: int = 12) -> list[Sample]:
     ]
 
 
-def validation(count: int = 9) -> list[Sample]:
+def validation(count: int = 6) -> list[Sample]:
     """Of all classes in turn, beginning with the last."""
     wnids = list(WORDS)
     return [
