@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 import tarfile
 from pathlib import Path
 from typing import NamedTuple
@@ -110,6 +111,7 @@ def write_packed_devkit(folder: Path) -> Path:
     unpacked = write_devkit(folder / "unpacked")
     with tarfile.open(folder / f"{DEVKIT}.tar.gz", "w:gz") as archive:
         archive.add(unpacked, DEVKIT)
+    shutil.rmtree(folder / "unpacked")
     return folder / f"{DEVKIT}.tar.gz"
 
 

@@ -35,6 +35,7 @@ from imagenet_sets import (
 from scipy.io import savemat
 from shard_writers import header, small_memory, tar
 
+from fastaug import cli, pack
 from fastaug.data.image_set import ImageSet
 from fastaug.data.readers.mat_file import read_struct_array
 from fastaug.data.sources import align_classes
@@ -144,6 +145,16 @@ def test_images_are_ranges_of_the_outer_tar(tmp_path: Path) -> None:
     images = open_data(path.parent, "train")
     assert [images.encoded(index) for index in range(len(images))] == found
     assert images.where(0).startswith(str(path))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_can_be_packed(layout: str, tmp_path: Path) -> None:
+    source, packed = LAYOUTS[layout](tmp_path / "in"), tmp_path / "packed"
+    assert cli.run(pack.main, [str(source), str(packed)]) == 0
+    train, test = open_both(packed)
+    assert train.classes == NAMES
+    assert sorted(contents(train)) == sorted(expected(training()))
+    assert contents(test) == expected(validation())
 
 
 class TestLabelsThatAreWrong:
