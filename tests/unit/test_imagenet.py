@@ -147,6 +147,22 @@ def test_images_are_ranges_of_the_outer_tar(tmp_path: Path) -> None:
     assert images.where(0).startswith(str(path))
 
 
+def test_a_training_tar_that_was_unpacked_once(tmp_path: Path) -> None:
+    """train/WNID.tar; with class folders next to them, those are read."""
+    root = write_tars(tmp_path / "in")
+    with tarfile.open(root / "ILSVRC2012_img_train.tar") as outer:
+        outer.extractall(root / "train", filter="data")
+    (root / "ILSVRC2012_img_train.tar").unlink()
+    train, test = open_both(root)
+    assert train.classes == NAMES
+    assert sorted(contents(train)) == sorted(expected(training()))
+    assert contents(test) == expected(validation())
+    for wnid in WORDS:
+        (root / "train" / wnid).mkdir()
+        (root / "train" / wnid / f"{wnid}_1.JPEG").write_bytes(jpeg(0, 0))
+    assert len(open_data(root, "train")) == 3
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_layout_can_be_packed(layout: str, tmp_path: Path) -> None:
     source, packed = LAYOUTS[layout](tmp_path / "in"), tmp_path / "packed"
@@ -187,6 +203,17 @@ class TestLabelsThatAreWrong:
         file.write_text(file.read_text().replace("n02012849", "n09999999"))
         with raises(DataError, "n09999999", "train"):
             open_both(tmp_path)
+
+    def test_a_folder_that_cannot_be_read(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def denied(folder: Path) -> None:
+            raise PermissionError(13, "Permission denied", str(folder))
+
+        data = write_flat(tmp_path)
+        monkeypatch.setattr("fastaug.data.readers.imagenet.os.scandir", denied)
+        with raises(DataError, str(data / "val")):
+            open_data(data, "train")
 
     def test_a_wrong_line_of_names(self, tmp_path: Path) -> None:
         (write_kaggle(tmp_path) / "LOC_synset_mapping.txt").write_text("tench\n")
