@@ -44,6 +44,7 @@ setup(
         # twin for CUDA 13, nvidia-dali-cuda130, takes the same folder: it replaces this one.
         "nvidia-dali-cuda120>=2.4; sys_platform == 'linux'",
         "pillow",
+        "pyarrow",  # Hugging Face's Parquet and Arrow files
         "rich",
         "safetensors",
         "tensorboard",

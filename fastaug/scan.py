@@ -30,7 +30,8 @@ class ScanConfig(Settings):
     data: Annotated[str, arg(metavar="DATA")]
     """What --data of fastaug.train takes, or a folder of images without splits."""
     image_column: str = ""
-    """Column of the images in a table, by its name or its number from 1. Empty: recognized."""
+    """Column of the images in a CSV or Parquet file, by its name or its number from 1. Empty:
+    recognized."""
     label_column: str = ""
     """Column of the labels, by its name or its number from 1. Empty: recognized."""
     full: bool = False

@@ -16,7 +16,8 @@ class DataConfig(Settings):
     """shapes (built in), or the path of a data set, whose format is recognized: class folders,
     shards, tables, ImageNet or CIFAR as downloaded, and more; docs/guide/data.md has them all."""
     image_column: str = setting("", free_on_resume=True)  # the fingerprint is checked
-    """Column of the images in a CSV or TSV, by its name or its number from 1. Empty: recognized."""
+    """Column of the images in a CSV, TSV or Parquet file, by its name or its number from 1. Empty:
+    recognized."""
     label_column: str = setting("", free_on_resume=True)
     """Column of the labels, by its name or its number from 1. Empty: recognized."""
     loader: Literal["torch", "dali"] = setting("torch", free_on_resume=True)

@@ -15,7 +15,7 @@ import numpy as np
 
 from fastaug.data.config import DataConfig
 from fastaug.data.image_set import ImageSet, Split
-from fastaug.data.readers import cifar, folder, imagenet, npz, packed, shards, table
+from fastaug.data.readers import cifar, folder, hugging_face, imagenet, npz, packed, shards, table
 from fastaug.data.readers.imagenet_labels import WNID
 from fastaug.data.shapes import ensure_shapes
 from fastaug.data.split import split_training
@@ -45,7 +45,16 @@ class Reader(Protocol):
         """The training or the test images of the path. Test images may lack some classes."""
 
 
-READERS: tuple[Reader, ...] = (cifar, imagenet, packed, shards, table, folder, npz)
+READERS: tuple[Reader, ...] = (
+    cifar,
+    imagenet,
+    packed,
+    shards,
+    hugging_face,
+    table,
+    folder,
+    npz,
+)
 """Asked in this order: special folders before general ones. `folder` takes every folder."""
 
 

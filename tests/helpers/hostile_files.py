@@ -12,6 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 from mutants import png
 from shard_writers import (
     example,
@@ -202,6 +204,21 @@ def imagenet_meta(folder: Path) -> Path:
     return folder
 
 
+def huge_table(folder: Path) -> Path:
+    """A terabyte that is not on the disk, without a line break."""
+    with open(folder / "labels.csv", "wb") as file:
+        file.write(b"path,label\n")
+        file.truncate(2**40)
+    return folder / "labels.csv"
+
+
+def parquet_rows(folder: Path) -> Path:
+    """Millions of equal rows, which take a few KB in the file."""
+    rows = pa.table({"image": pa.nulls(2**22, pa.binary()), "label": np.zeros(2**22, np.int64)})
+    pq.write_table(rows, folder / "train.parquet")
+    return folder / "train.parquet"
+
+
 def bitmap() -> bytes:
     info = struct.pack("<IiiHHIIiiII", 40, 2**30, 2**30, 1, 24, 0, 0, 0, 0, 0, 0)
     return b"BM" + struct.pack("<IHHI", 154, 0, 0, 54) + info + bytes(100)
@@ -324,6 +341,8 @@ CASES: dict[str, tuple[Maker, str]] = {
     "imagenet names": (imagenet_names, "1099511627776 bytes are too many"),
     "imagenet devkit": (imagenet_devkit, "more than 134,217,728 bytes unpacked"),
     "imagenet meta": (imagenet_meta, "more than 16777216 bytes"),
+    "table": (huge_table, "1,099,511,627,776 bytes"),
+    "parquet rows": (parquet_rows, "claims 4,194,304 images in"),
     "images": (images, "12 of 12 images are bad"),
 }
 

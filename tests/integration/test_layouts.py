@@ -11,13 +11,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from color_folders import CLASSES, color_image, write_folder
+from expect import missing
+from hugging_face_sets import save_dict_to_disk, table, write_parquet
+from image_sets import open_data
 from imagenet_sets import write_flat, write_kaggle, write_tars
 from PIL import Image
+from shard_writers import photos
 from training import metrics
 
-from fastaug import cli, evaluate, preview, scan, train
+from fastaug import cli, evaluate, pack, preview, scan, train
 
 SMALL = "--model wrn-10-1 --size 16 --views 2 --batch-size 8 --workers 0 --tta 0 --log-every 1"
 TRAIN, TEST = 6, 2
@@ -46,6 +51,22 @@ def write_class_folders(root: Path) -> Path:
     return write_folder(root, {"train": TRAIN, "val": TEST})
 
 
+def write_parquet_files(root: Path) -> Path:
+    train, test = hugging_face_tables()
+    write_parquet(root / "data/train-00000-of-00001.parquet", train)
+    write_parquet(root / "data/validation-00000-of-00001.parquet", test)
+    return root
+
+
+def write_saved_dataset(root: Path) -> Path:
+    train, test = hugging_face_tables()
+    return save_dict_to_disk(root, train=train, test=test)
+
+
+def hugging_face_tables() -> list[pa.Table]:
+    return [table(photos(3 * count, seed=count)) for count in (TRAIN, TEST)]
+
+
 LAYOUTS: dict[str, Callable[[Path], Path]] = {
     "class folders": write_class_folders,
     "csv": write_csv,
@@ -53,6 +74,8 @@ LAYOUTS: dict[str, Callable[[Path], Path]] = {
     "ImageNet from Kaggle": write_kaggle,
     "ImageNet with a flat val/": write_flat,
     "ImageNet's tars": write_tars,
+    "parquet": write_parquet_files,
+    "save_to_disk": write_saved_dataset,
 }
 """Each makes a set of 3 classes, TRAIN training and TEST test images of each."""
 
@@ -76,3 +99,20 @@ def test_every_command(name: str, tmp_path: Path) -> None:
     call(evaluate.main, f"{out} --tta 0 --workers 0 --out {tmp_path / 'result.json'}")
     result = json.loads((tmp_path / "result.json").read_text())
     assert 0 <= result["measures"]["top1"] <= 1
+
+
+def test_commands_take_the_columns(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    made = hugging_face_tables()[0].rename_columns(["left", "kind"])
+    made = made.append_column("right", made.column("left"))
+    file = write_parquet(tmp_path / "pairs.parquet", made.replace_schema_metadata())
+    packed = tmp_path / "packed"
+    for main, flags in (
+        (scan.main, f"{file}"),
+        (pack.main, f"{file} {packed}"),
+        (train.main, f"--data {file} {SMALL} --max-steps 1 --out {tmp_path / 'run'}"),
+    ):
+        assert cli.run(main, flags.split()) == 2
+        assert missing(capsys.readouterr().err, "left right --image-column") == []
+        columns = "--image-column left --label-column kind"
+        assert cli.run(main, f"{flags} {columns}".split()) == 0
+    assert len(open_data(packed, "train")) == 3 * TRAIN

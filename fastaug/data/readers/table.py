@@ -24,7 +24,7 @@ from fastaug.data.readers.columns import (
     sort_classes,
     usual_column,
 )
-from fastaug.data.readers.folder import TEST_FOLDERS
+from fastaug.data.readers.splits import SPLIT_WORDS, split_word
 from fastaug.data.storage import Files
 from fastaug.errors import DataError, few
 from fastaug.runtime.device import memory_bound
@@ -49,8 +49,9 @@ _SPLITS = {
     **dict.fromkeys(("val", "valid", "validation", "dev", "eval"), "val"),
     **dict.fromkeys(("test", "testing"), "test"),
 }
-_WORDS = "|".join(("train", *TEST_FOLDERS))
-_IMAGE_FOLDER = re.compile(rf"({_WORDS}|images?|imgs?|jpe?gs?|pngs?|photos?|pictures?|data|[-_ ])+")
+_IMAGE_FOLDER = re.compile(
+    r"(train|val|valid|validation|test|images?|imgs?|jpe?gs?|pngs?|photos?|pictures?|data|[-_ ])+"
+)
 """Names of folders that are not classes, such as train_images."""
 _FIRST_ROWS = 5  # whose images are looked for
 
@@ -274,7 +275,7 @@ def _locate(file: Path, names: Sequence[str], split: Split, line: int) -> tuple[
     if any(map(here.has, names)):
         return here.folder, here.suffix
     found = [place for place in _places(file.parent) if any(map(place.has, names))]
-    own = [place for place in found if _split_word(place.folder.name) in _FOLDERS[split]]
+    own = [place for place in found if split_word(place.folder.name) in SPLIT_WORDS[split]]
     if len(own or found) == 1:
         (place,) = own or found
         kind = f" + {place.suffix}" if place.suffix else ""
@@ -287,9 +288,6 @@ def _locate(file: Path, names: Sequence[str], split: Split, line: int) -> tuple[
         f"{file}, line {line}: no file {file.parent / names[0]}, and none of the images in the "
         f"next {len(names) - 1} rows; paths start at the folder of the table"
     )
-
-
-_FOLDERS: dict[Split, tuple[str, ...]] = {"train": ("train",), "test": TEST_FOLDERS}
 
 
 def _places(folder: Path) -> Iterator[_Place]:
@@ -315,10 +313,10 @@ def _tables_in(root: Path) -> dict[Split, Path]:
     names = (name for name in os.listdir(root) if not name.startswith("."))
     files = sorted(root / name for name in names if Path(name).suffix.lower() in _SUFFIXES)
     tables = {file: table for file in files if (table := _image_table(file)) is not None}
-    by_split = {_split_word(file.stem): file for file in reversed(tables)}
+    by_split = {split_word(file.stem): file for file in reversed(tables)}
     if "train" in by_split:
         train = by_split["train"]
-        test = next((by_split[word] for word in TEST_FOLDERS if word in by_split), None)
+        test = next((by_split[word] for word in SPLIT_WORDS["test"] if word in by_split), None)
     elif len(tables) == 1:
         ((train, table),) = tables.items()
         test = None if _test_value(table) is None else train
@@ -341,10 +339,3 @@ def _image_table(file: Path) -> _Table | None:
 def _visible_folders(folder: Path) -> Iterator[str]:
     with os.scandir(folder) as entries:
         yield from (e.name for e in entries if not e.name.startswith(".") and e.is_dir())
-
-
-def _split_word(name: str) -> str | None:
-    """The split that a name has as a word or at its start: train_labels, val2."""
-    name = name.lower()
-    found = re.search(rf"(?<![^-_. ])({_WORDS})(?![^-_. ])", name) or re.match(_WORDS, name)
-    return found[0] if found else None
