@@ -348,7 +348,7 @@ class TestBar:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
     ) -> None:
         clock = iter(range(0, 1000, 2))
-        monkeypatch.setattr(manifest, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+        monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(clock)))
         scan_set(image_set(tmp_path / "set", [JPEG] * 40))
         assert capfd.readouterr() == ("", "")
 
@@ -362,7 +362,7 @@ class TestBar:
     ) -> None:
         monkeypatch.setenv("FORCE_COLOR", "1")
         clock = iter(np.arange(1000) * seconds)
-        monkeypatch.setattr(manifest, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+        monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(clock)))
         scan_set(image_set(tmp_path / "set", [JPEG] * 40))
         out, err = capfd.readouterr()
         assert out == ""
