@@ -15,7 +15,11 @@ class DataConfig(Settings):
     data: str = setting("shapes", free_on_resume=True)  # may have moved; its fingerprint is checked
     """shapes (built in); a folder with train/ and val/ or test/, which contain class folders or
     shards (WebDataset, TFRecord, RecordIO); CIFAR-10 or CIFAR-100 in python format (folder or
-    .tar.gz); or an .npz with images and labels."""
+    .tar.gz); an .npz with images and labels; or a CSV or TSV of paths and labels."""
+    image_column: str = setting("", free_on_resume=True)  # the fingerprint is checked
+    """Column of the images in a CSV or TSV, by its name or its number from 1. Empty: recognized."""
+    label_column: str = setting("", free_on_resume=True)
+    """Column of the labels, by its name or its number from 1. Empty: recognized."""
     loader: Literal["torch", "dali"] = setting("torch", free_on_resume=True)
     """What decodes the images and makes the views. --dali is short for --loader dali."""
     workers: int = setting(-1, at_least=-1, free_on_resume=True)

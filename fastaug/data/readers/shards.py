@@ -82,10 +82,10 @@ def has_test(root: Path) -> bool:
 
 def open_split(root: Path, split: Split, _config: DataConfig) -> ImageSet:
     shards, format = _shards(root, split)
-    indexes = _indexes(root, shards, format)
+    indexes = read_indexes(root, shards, format)
     labels = np.concatenate([index.label for index in indexes])
     # The training labels define the classes of both splits.
-    train_indexes = indexes if split == "train" else _indexes(root, *_shards(root, "train"))
+    train_indexes = indexes if split == "train" else read_indexes(root, *_shards(root, "train"))
     known = np.unique(np.concatenate([index.label for index in train_indexes]))
     name = f"{root} ({split})"
     places = np.searchsorted(known, labels).clip(max=len(known) - 1)
@@ -97,7 +97,7 @@ def open_split(root: Path, split: Split, _config: DataConfig) -> ImageSet:
             "same data set"
         )
     classes = _class_names(root, known)
-    return ImageSet(name, classes, places, storage=_spans(shards, indexes, format.separator))
+    return ImageSet(name, classes, places, storage=spans_of(shards, indexes, format.separator))
 
 
 def find_shards(root: Path, split: Split) -> tuple[Path, ...]:
@@ -152,7 +152,7 @@ def _shards(root: Path, split: Split) -> tuple[tuple[Path, ...], Format]:
     return shards, next(format for format, _ in formats.values())
 
 
-def _indexes(root: Path, shards: tuple[Path, ...], format: Format) -> list[ShardIndex]:
+def read_indexes(root: Path, shards: tuple[Path, ...], format: Format) -> list[ShardIndex]:
     """The index of each shard, from the cache or newly made."""
     with ThreadPoolExecutor(_THREADS) as pool:
         try:
@@ -185,7 +185,7 @@ def _class_names(root: Path, labels: np.ndarray) -> tuple[str, ...]:
     return names
 
 
-def _spans(shards: tuple[Path, ...], indexes: list[ShardIndex], separator: bytes) -> Spans:
+def spans_of(shards: tuple[Path, ...], indexes: list[ShardIndex], separator: bytes) -> Spans:
     counts = [len(index.label) for index in indexes]
     further: dict[int, list[tuple[int, int]]] = {}
     for first, index in zip(np.cumsum([0, *counts[:-1]]).tolist(), indexes, strict=True):
