@@ -16,7 +16,7 @@ from color_folders import CLASSES, color_image, write_folder
 from PIL import Image
 from training import metrics
 
-from fastaug import cli, evaluate, preview, scan, train
+from fastaug import cli, evaluate, pack, preview, scan, train
 
 SMALL = "--model wrn-10-1 --size 16 --views 2 --batch-size 8 --workers 0 --tta 0 --log-every 1"
 TRAIN, TEST = 6, 2
@@ -45,10 +45,17 @@ def write_class_folders(root: Path) -> Path:
     return write_folder(root, {"train": TRAIN, "val": TEST})
 
 
+def write_packed(root: Path) -> Path:
+    write_class_folders(root / "source")
+    assert cli.run(pack.main, [str(root / "source"), str(root / "packed")]) == 0
+    return root / "packed"
+
+
 LAYOUTS: dict[str, Callable[[Path], Path]] = {
     "class folders": write_class_folders,
     "csv": write_csv,
     "folder with a csv": write_csv_folder,
+    "packed": write_packed,
 }
 """Each makes a set of 3 classes (CLASSES), TRAIN training and TEST test images of each."""
 

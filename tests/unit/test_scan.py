@@ -18,6 +18,7 @@ from image_sets import JPEG, PNG, RGB, RNG, files_of, image_set, span_set, touch
 from mutants import encode, png, whole_images
 from PIL import Image
 
+from fastaug.data import progress
 from fastaug.data import scan as manifest
 from fastaug.data import scan_image as image_scan
 from fastaug.data.image_set import ImageSet
