@@ -67,6 +67,12 @@ def hugging_face_tables() -> list[pa.Table]:
     return [table(photos(3 * count, seed=count)) for count in (TRAIN, TEST)]
 
 
+def write_packed(root: Path) -> Path:
+    write_class_folders(root / "source")
+    assert cli.run(pack.main, [str(root / "source"), str(root / "packed")]) == 0
+    return root / "packed"
+
+
 LAYOUTS: dict[str, Callable[[Path], Path]] = {
     "class folders": write_class_folders,
     "csv": write_csv,
@@ -76,6 +82,7 @@ LAYOUTS: dict[str, Callable[[Path], Path]] = {
     "ImageNet's tars": write_tars,
     "parquet": write_parquet_files,
     "save_to_disk": write_saved_dataset,
+    "packed": write_packed,
 }
 """Each makes a set of 3 classes, TRAIN training and TEST test images of each."""
 
