@@ -18,10 +18,11 @@ LAYERS = [
     {"runs", "data", "pipelines", "models", "recipes"},
     {"views", "kernels"},
     {"toolchain", "runtime"},
-    {"config", "settings", "errors"},
+    {"config", "settings", "errors", "urls"},
 ]
 # `import fastaug` is for anyone's training loop, and needs torch only.
-LIGHT = {"__init__", "config", "settings", "errors", "kernels", "recipes", "runtime", "toolchain"}
+LIGHT = {"__init__", "config", "settings", "errors", "urls"}
+LIGHT |= {"kernels", "recipes", "runtime", "toolchain"}
 
 
 def layer_of(name: str) -> int:
