@@ -70,14 +70,12 @@ class RangeCache:
             return
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            if not self._reserve(_allocated(offset, len(content))):
-                self._closed_until = time.monotonic() + _RETRY_FULL
-                return
-            descriptor = os.open(self._file(key), os.O_WRONLY | os.O_CREAT, 0o600)
-            try:
-                os.pwrite(descriptor, content, offset)  # sets the time of the last use as well
-            finally:
-                os.close(descriptor)
+            # Written under the lock, so that whoever adds up the files sees what was reserved.
+            with self._locked() as counter:
+                if self._reserve(counter, _allocated(offset, len(content))):
+                    self._write(key, offset, content)
+                else:
+                    self._closed_until = time.monotonic() + _RETRY_FULL
         except OSError as error:  # a full or read-only disk, a folder without access
             self._closed_until = float("inf")
             worker = get_worker_info()
@@ -91,6 +89,14 @@ class RangeCache:
     def _file(self, key: str) -> Path:
         return self._folder / f"{key}{_SUFFIX}"
 
+    def _write(self, key: str, offset: int, content: bytes) -> None:
+        """Write a range; this sets the time of the last use as well."""
+        descriptor = os.open(self._file(key), os.O_WRONLY | os.O_CREAT, 0o600)
+        try:
+            os.pwrite(descriptor, content, offset)
+        finally:
+            os.close(descriptor)
+
     def _touch(self, key: str) -> None:
         """Record the use of an object."""
         now = time.monotonic()
@@ -102,17 +108,15 @@ class RangeCache:
 
     # --- room ---
 
-    def _reserve(self, size: int) -> bool:
+    def _reserve(self, counter: int, size: int) -> bool:
         """Count these bytes as used; False if there is no room for them."""
-        with self._locked() as counter:
-            stored = os.pread(counter, 8, 0)
-            # Without a count: the first process, or one that removed the folder's contents.
-            used = int.from_bytes(stored, "little") if len(stored) == 8 else self._limit
-            if used + size > self._limit or size > self._free():
-                used = self._make_room(size)
-            has_room = used + size <= self._limit
-            os.pwrite(counter, (used + size * has_room).to_bytes(8, "little"), 0)
-            return has_room
+        stored = os.pread(counter, 8, 0)
+        used = int.from_bytes(stored, "little") if len(stored) == 8 else self._limit  # not counted
+        if used + size > self._limit or size > self._free():
+            used = self._make_room(size)
+        has_room = used + size <= self._limit
+        os.pwrite(counter, (used + size * has_room).to_bytes(8, "little"), 0)
+        return has_room
 
     def _make_room(self, size: int) -> int:
         """Remove objects out of use until `size` more bytes fit; returns the bytes in use."""
