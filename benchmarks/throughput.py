@@ -39,9 +39,10 @@ from rich.progress import Progress
 
 from fastaug import cli
 from fastaug.config import TrainConfig
+from fastaug.data.config import DataConfig
 from fastaug.data.image_set import ImageSet
 from fastaug.data.scan import scan_and_check
-from fastaug.data.sources import open_split_or_flat
+from fastaug.data.sources import DataSource, open_flat
 from fastaug.diagnostics.photos import cifar_like, photo_folder
 from fastaug.errors import ConfigError, suggest
 from fastaug.runtime.arithmetic import set_arithmetic
@@ -333,7 +334,7 @@ def _open_images(options: Options) -> ImageSet:
         data = str(photo_folder())
     elif data == "cifar-like":
         data = str(cifar_like())
-    images = scan_and_check(open_split_or_flat(data, "train"))
+    images = scan_and_check(open_flat(DataConfig(data)) or DataSource(DataConfig(data)).train)
     if len(images.classes) > options.classes:
         raise ConfigError(f"--classes {options.classes}: {data} has {len(images.classes)} classes")
     return images

@@ -29,10 +29,11 @@ from nvidia.dali.auto_aug.core import augmentation
 from nvidia.dali.auto_aug.rand_augment import apply_rand_augment
 from nvidia.dali.data_node import DataNode
 
+from fastaug.data.config import DataConfig
 from fastaug.data.image_set import ImageSet
 from fastaug.data.sampler import BatchKey
 from fastaug.data.scan import scan_and_check
-from fastaug.data.sources import open_split_or_flat
+from fastaug.data.sources import DataSource, open_flat
 from fastaug.diagnostics.photos import cifar_like, photo_folder
 from fastaug.pipelines.dali_views import OperatorViews, normalized_views, plan_inputs, plan_sources
 from fastaug.pipelines.decoder import Chunk, decode_pipeline
@@ -60,8 +61,9 @@ def main(args: Sequence[str]) -> None:
     options = parser.parse_args(args)
     # DALI's own augmentations call operators by names that DALI has deprecated.
     with warnings.catch_warnings(record=True):
-        photos = scan_and_check(open_split_or_flat(options.data or str(photo_folder()), "train"))
-        small = scan_and_check(open_split_or_flat(str(cifar_like()), "train"))
+        data = DataConfig(options.data or str(photo_folder()))
+        photos = scan_and_check(open_flat(data) or DataSource(data).train)
+        small = scan_and_check(DataSource(DataConfig(str(cifar_like()))).train)
         heads = "  ".join(f"{form:>17}" for form in FORMS)
         print(f"{'data':8} {'policy':18} {'K':>3} {heads}  (views/s, ratio)")
         for views in options.views:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from fastaug import cli
 from fastaug.config import TrainConfig
-from fastaug.data.sources import open_split_or_flat
-from fastaug.engine.loaders import build_loader, training_images
+from fastaug.data.sources import DataSource, open_flat
+from fastaug.engine.loaders import build_loader
 from fastaug.errors import ConfigError, printable
 from fastaug.recipes import default_recipe, get_recipe
 from fastaug.runs.config import RunConfig
@@ -50,7 +50,7 @@ class PreviewConfig(TrainConfig):
 def main(args: Sequence[str]) -> int:
     config = configure(args)
     out = cli.output_file("--out", config.run.out)
-    images, _ = training_images(config.data, open_split_or_flat(config.data.data, "train"))
+    images = open_flat(config.data) or DataSource(config.data).training()[0]
     config = config.replace(images=min(config.picture.images, len(images)), accumulate=1)
     batch = next(iter(build_loader(config, images)))
     picture = draw_views(images, batch, config.view, rows=config.picture.images)

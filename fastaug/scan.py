@@ -6,14 +6,15 @@ import logging
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, get_args
+from typing import Annotated
 
 from tyro.conf import arg
 
 from fastaug import cli
-from fastaug.data.image_set import ImageSet, Split
+from fastaug.data.config import DataConfig
+from fastaug.data.image_set import ImageSet
 from fastaug.data.scan import check_max_bad, scan_set
-from fastaug.data.sources import open_split_or_flat
+from fastaug.data.sources import DataSource, open_flat
 from fastaug.diagnostics.scan_report import describe_scan, show_scan
 from fastaug.errors import ConfigError, DataError
 from fastaug.runtime.atomic import write_json
@@ -65,22 +66,19 @@ def main(args: Sequence[str]) -> int:
 
 
 def open_sets(data: str) -> list[ImageSet]:
-    """Both splits, or the only one, or the images of a folder without splits."""
-    opened = [_open(data, split) for split in get_args(Split)]
-    sets = {images.name: images for images in opened if isinstance(images, ImageSet)}
-    errors = [error for error in opened if isinstance(error, DataError)]
-    if not sets:
-        raise errors[0]
-    for error in errors:
-        log.warning("scanned only %s: %s", *sets, error)
-    return list(sets.values())
-
-
-def _open(data: str, split: Split) -> ImageSet | DataError:
+    """Both splits, or the only one, or the images of a folder without classes."""
+    config = DataConfig(data=data)
+    if flat := open_flat(config):
+        return [flat]
+    source = DataSource(config)
+    if not source.has_test:
+        return [source.train]
     try:
-        return open_split_or_flat(data, split)
+        return [source.train, source.test()]
     except DataError as error:
-        return error
+        test = source.test()
+        log.warning("scanned only %s: %s", test.name, error)
+        return [test]
 
 
 if __name__ == "__main__":

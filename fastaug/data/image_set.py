@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import io
 import os
@@ -10,46 +9,17 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
 from PIL import Image
 
+from fastaug.data.storage import Storage, Subset
 from fastaug.errors import DataError, first_line
 from fastaug.views.plan import MAX_PIXELS
 
 Split = Literal["train", "test"]
 IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff", ".gif"}
-
-
-@dataclass(frozen=True)
-class Spans:
-    """Encoded images in shards: each is bytes [offset, offset + size) of a shard."""
-
-    shards: tuple[Path, ...]
-    shard: np.ndarray
-    """[N] int32, indices into shards."""
-    offset: np.ndarray
-    """[N] int64."""
-    size: np.ndarray
-    """[N] int64."""
-    continued: Mapping[int, tuple[tuple[int, int], ...]] = field(default_factory=dict)
-    """Image -> (offset, size) of the parts after its first. RecordIO splits an image that contains
-    the format's magic number."""
-    separator: bytes = b""
-    """Bytes between the parts of an image."""
-
-    def read(self, index: int) -> bytes:
-        parts = ((self.offset[index], self.size[index]), *self.continued.get(index, ()))
-        with open(self.shards[self.shard[index]], "rb") as file:
-            read = [os.pread(file.fileno(), int(size), int(offset)) for offset, size in parts]
-        if [len(part) for part in read] != [size for _, size in parts]:
-            raise OSError(errno.EIO, "the shard ends before the image does")
-        return self.separator.join(read)
-
-    def where(self, index: int) -> str:
-        return f"{self.shards[self.shard[index]]}, image at byte {self.offset[index]}"
 
 
 @dataclass(frozen=True)
@@ -66,15 +36,14 @@ class Manifest:
 
 @dataclass(frozen=True)
 class ImageSet:
-    """One split of a data set, stored as files, as spans of shards, or as an array."""
+    """One split of a data set: encoded images in a storage, or pixels in an array."""
 
     name: str
     """Path and split, for messages."""
     classes: tuple[str, ...]
     labels: np.ndarray
     """[N] int64, indices into classes."""
-    files: tuple[Path, ...] = ()
-    spans: Spans | None = None
+    storage: Storage | None = None
     array: np.ndarray | None = None
     """[N, H, W, 3] uint8."""
     manifest: Manifest | None = None
@@ -92,26 +61,11 @@ class ImageSet:
 
         keep: [n] int64, ascending.
         """
-        spans = self.spans
-        if spans is not None:
-            continued = {
-                new: spans.continued[old]
-                for new, old in enumerate(keep.tolist())
-                if old in spans.continued
-            }
-            spans = replace(
-                spans,
-                shard=spans.shard[keep],
-                offset=spans.offset[keep],
-                size=spans.size[keep],
-                continued=continued,
-            )
         return replace(
             self,
             name=name,
             labels=self.labels[keep],
-            files=tuple(self.files[index] for index in keep.tolist()) if self.files else (),
-            spans=spans,
+            storage=None if self.storage is None else Subset(self.storage, keep),
             array=None if self.array is None else self.array[keep],
             manifest=None,
         )
@@ -122,12 +76,11 @@ class ImageSet:
             return self.array[index]
         return decode(self.encoded(index), self.where(index))
 
-    def encoded(self, index: int) -> bytes:
+    def encoded(self, index: int) -> bytes | memoryview:
         """The stored bytes of an image; not available for a set in an array."""
+        assert self.storage is not None
         try:
-            if self.spans is not None:
-                return self.spans.read(index)
-            return self.files[index].read_bytes()
+            return self.storage.read(index)
         except FileNotFoundError as error:
             raise DataError(
                 f"{self.where(index)}: the file is gone; restore it, or create an empty file"
@@ -137,21 +90,15 @@ class ImageSet:
 
     def where(self, index: int) -> str:
         """The place of an image, for messages."""
-        if self.spans is not None:
-            return self.spans.where(index)
-        return str(self.files[index]) if self.files else f"{self.name}, image {index}"
+        return f"{self.name}, image {index}" if self.storage is None else self.storage.where(index)
 
     @cached_property
     def fingerprint(self) -> str:
         """Equal for the same images in the same order, even if the folder was moved."""
-        digest = hashlib.sha256(_bytes("\n".join(self.classes)))
+        digest = hashlib.sha256(os.fsencode("\n".join(self.classes)))
         digest.update(np.ascontiguousarray(self.labels).tobytes())
-        for file in self.files:
-            digest.update(_bytes(f"{file.parent.name}/{file.name}\n"))
-        if self.spans is not None:
-            digest.update(_bytes("\n".join(shard.name for shard in self.spans.shards)))
-            for numbers in (self.spans.shard, self.spans.offset, self.spans.size):
-                digest.update(np.ascontiguousarray(numbers).tobytes())
+        if self.storage is not None:
+            self.storage.update_fingerprint(digest)
         if self.array is not None:
             digest.update(str(self.array.shape).encode())
             # One row of pixels per image: enough to tell sets apart, and fast for 50,000 images.
@@ -159,12 +106,7 @@ class ImageSet:
         return digest.hexdigest()[:16]
 
 
-def _bytes(text: str) -> bytes:
-    """File names may contain bytes that are not valid UTF-8."""
-    return text.encode("utf-8", "surrogateescape")
-
-
-def decode(content: bytes, where: str) -> np.ndarray:
+def decode(content: bytes | memoryview, where: str) -> np.ndarray:
     """Decode an image to uint8 [H, W, 3]; a DataError names where it came from."""
     with open_image(content, where) as image:
         if image.mode.startswith("I"):  # 16 bits or more, which Pillow would clip to 255
@@ -179,7 +121,7 @@ def is_storage_error(error: DataError) -> bool:
 
 
 @contextmanager
-def open_image(content: bytes, where: str) -> Iterator[Image.Image]:
+def open_image(content: bytes | memoryview, where: str) -> Iterator[Image.Image]:
     """Pillow's image with its header read; errors now or within the context become DataErrors."""
     try:
         with Image.open(io.BytesIO(content)) as image:

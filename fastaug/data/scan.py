@@ -25,6 +25,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from fastaug.data.array_cache import load_arrays, store_arrays
 from fastaug.data.image_set import ImageSet, Manifest
 from fastaug.data.scan_image import ImageInfo, MemoryBudget, scan_image
+from fastaug.data.storage import Storage
 from fastaug.errors import DataError, few, printable
 from fastaug.runtime.cache import cache_dir
 from fastaug.runtime.cores import core_count
@@ -91,6 +92,7 @@ def scan_set(images: ImageSet, *, full: bool = False, workers: int = -1) -> Scan
     if images.array is not None:
         sizes = np.tile(np.array(images.array.shape[1:3], np.int32), (count, 1))
         return ScanResult(Manifest(sizes, np.ones(count, bool)), Counter(array=count))
+    assert images.storage is not None
     level = _FULL if full else _QUICK
     file = _cache_file(images)
     budget = MemoryBudget(_MEMORY)
@@ -99,7 +101,7 @@ def scan_set(images: ImageSet, *, full: bool = False, workers: int = -1) -> Scan
         return [scan_image(images, index, full=full, budget=budget) for index in chunk]
 
     with _thread_pool(workers) as pool:
-        table = _Table.load(file).for_stamps(_all_stamps(images, pool))
+        table = _Table.load(file).for_stamps(_all_stamps(images.storage, pool))
         rows = table.rows
         unknown = np.flatnonzero((rows["level"] < level) & ~rows["bad"]).tolist()
         try:
@@ -165,42 +167,21 @@ def mark_bad(images: ImageSet, index: int, reason: str, stamp: int | None = None
 
 def stamp_of(images: ImageSet, index: int) -> int:
     """Hash of an image's path, size and modification time; changes when the image does."""
-    return 0 if images.array is not None else int(_stamps(images, [index])[0])
+    return 0 if images.storage is None else int(images.storage.stamps(np.array([index]))[0])
 
 
 # --- stamps ---
 
 
-def _all_stamps(images: ImageSet, pool: ThreadPoolExecutor) -> np.ndarray:
-    if images.spans is not None:
-        return _stamps(images, range(len(images)))
-    stamps = np.zeros(len(images), np.uint64)
-    chunks = _in_chunks(pool, lambda part: _stamps(images, part), range(len(images)), 512, "files")
-    for chunk, values in chunks:
+def _all_stamps(storage: Storage, pool: ThreadPoolExecutor) -> np.ndarray:
+    stamps = np.zeros(len(storage), np.uint64)
+
+    def stamp(part: range) -> np.ndarray:
+        return storage.stamps(np.arange(part.start, part.stop))
+
+    for chunk, values in _in_chunks(pool, stamp, range(len(storage)), 512, "files"):
         stamps[chunk.start : chunk.stop] = values
     return stamps
-
-
-def _stamps(images: ImageSet, indices: Sequence[int]) -> np.ndarray:
-    """[indices] uint64: the stamp of each image."""
-    here = os.getcwd()
-    if images.spans is None:
-        stamps = [_file_stamp(os.path.join(here, images.files[index])) for index in indices]
-        return np.array(stamps, np.uint64)
-    spans, chosen = images.spans, np.asarray(indices)
-    used, of_shard = np.unique(spans.shard[chosen], return_inverse=True)
-    shards = [_file_stamp(os.path.join(here, spans.shards[shard])) for shard in used]
-    offset, size = spans.offset[chosen].astype(np.uint64), spans.size[chosen].astype(np.uint64)
-    return np.array(shards, np.uint64)[of_shard] + offset + (size << np.uint64(40))
-
-
-def _file_stamp(path: str) -> int:
-    try:
-        status = os.stat(path)
-        text = f"{path}\0{status.st_size}\0{status.st_mtime_ns}"
-    except OSError:
-        text = path
-    return int.from_bytes(hashlib.blake2b(os.fsencode(text), digest_size=8).digest(), "little")
 
 
 # --- cache ---

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
-import stat
 import struct
 import threading
 import zlib
@@ -18,8 +16,7 @@ from fastaug.data.image_set import ImageSet, is_storage_error, open_image
 from fastaug.errors import DataError
 
 # If the header is longer, for example with a thumbnail in it, the whole file is read.
-_HEAD = 4096
-_TAIL = 4096
+_ENDS = 4096
 # Bytes near the end of a complete file.
 _END = {"JPEG": b"\xff\xd9", "MPO": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82"}
 _CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
@@ -74,46 +71,20 @@ class MemoryBudget:
 def scan_image(images: ImageSet, index: int, *, full: bool, budget: MemoryBudget) -> ImageInfo:
     """Check header, size and end of an image; decode it if full, or if its end is missing."""
     try:
-        head, tail, size = _ends(images, index)
+        assert images.storage is not None
+        head, tail, size = images.storage.ends(index, _ENDS)
         if size > _MAX_BYTES:
             return ImageInfo(reason=f"{size / 2**30:.1f} GiB, too large for an image")
         info, is_complete = _read_header(images, index, head, tail, size, budget)
         if full or not is_complete:
             with budget.hold(size + _BYTES_PER_PIXEL * info.height * info.width):
-                info = _decode_fully(images.encoded(index), info)
+                info = _decode_fully(bytes(images.encoded(index)), info)
     except OSError as error:
         return ImageInfo(reason=f"cannot be read ({error.strerror or error})", permanent=False)
     except DataError as error:
         reason = _reason(error, images.where(index))
         return ImageInfo(reason=reason, permanent=not is_storage_error(error))
     return info
-
-
-def _ends(images: ImageSet, index: int) -> tuple[bytes, bytes, int]:
-    """The first and last bytes of an image as stored, and its size in bytes."""
-    spans = images.spans
-    if spans is not None and index in spans.continued:
-        content = spans.read(index)
-        return content[:_HEAD], content[-_TAIL:], len(content)
-    path = images.files[index] if spans is None else spans.shards[spans.shard[index]]
-    # Without O_NONBLOCK, opening a named pipe would block.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise DataError("not a file")
-        if spans is None:
-            offset, size = 0, status.st_size
-        else:
-            offset, size = int(spans.offset[index]), int(spans.size[index])
-            if offset + size > status.st_size:
-                raise DataError("its shard ends before the image does")
-        head = os.pread(descriptor, min(_HEAD, size), offset)
-        start = max(0, size - _TAIL)
-        tail = os.pread(descriptor, size - start, offset + start) if start else head
-    finally:
-        os.close(descriptor)
-    return head, tail, size
 
 
 def _read_header(
@@ -126,7 +97,7 @@ def _read_header(
         if size <= len(head):
             raise
     with budget.hold(size):
-        return _parse(images.encoded(index), tail, size)
+        return _parse(bytes(images.encoded(index)), tail, size)
 
 
 def _parse(content: bytes, tail: bytes, size: int) -> tuple[ImageInfo, bool]:

@@ -139,6 +139,7 @@ def _make_batch(device: torch.device) -> None:
     from PIL import Image
 
     from fastaug.data.image_set import ImageSet, Manifest
+    from fastaug.data.storage import Files
     from fastaug.engine.loaders import build_loader
 
     config = TrainConfig.from_flat(
@@ -149,7 +150,7 @@ def _make_batch(device: torch.device) -> None:
         Image.new("RGB", (48, 40), (200, 100, 50)).save(file)
         manifest = Manifest(np.array([[40, 48]], np.int32), np.array([True]))
         labels = np.zeros(1, np.int64)
-        images = ImageSet("doctor", ("image",), labels, files=(file,), manifest=manifest)
+        images = ImageSet("doctor", ("image",), labels, storage=Files.of([file]), manifest=manifest)
         (batch,) = build_loader(config, images)
     if batch.views.device.type != device.type or not batch.views.isfinite().all():
         raise ValueError(f"its views are on {batch.views.device}, or not finite")

@@ -11,7 +11,7 @@ from torch import nn
 from fastaug.config import TrainConfig
 from fastaug.data.image_set import ImageSet
 from fastaug.data.loader import ViewLoader
-from fastaug.data.sources import check_classes, open_split
+from fastaug.data.sources import DataSource, align_classes
 from fastaug.engine.loaders import build_evaluation_loader, scan_configured
 from fastaug.engine.metrics import Predictions, metrics_for
 from fastaug.kernels.registry import resolve_kernel
@@ -129,8 +129,8 @@ def evaluate_checkpoint(
 
     name: of the checkpoint, for messages.
     """
-    images = group.in_turn(lambda: open_split(config.data.data, "test"))
-    check_classes(images, tuple(state["classes"]), name)
+    classes = tuple(state["classes"])
+    images = group.in_turn(lambda: align_classes(DataSource(config.data).test(), classes, name))
     device = use_device(config.run.device)
     group = group.on(device)
     set_arithmetic(device, config.run.precision, deterministic=config.run.deterministic)

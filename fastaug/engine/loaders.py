@@ -12,8 +12,7 @@ from fastaug.data.config import DataConfig
 from fastaug.data.image_set import ImageSet
 from fastaug.data.loader import ViewLoader
 from fastaug.data.scan import scan_and_check
-from fastaug.data.sources import open_split
-from fastaug.data.split import split_training
+from fastaug.data.sources import DataSource
 from fastaug.data.torch_loader import TorchLoader
 from fastaug.errors import ConfigError
 from fastaug.runtime.device import resolve_device
@@ -28,11 +27,6 @@ def scan_configured(config: DataConfig, images: ImageSet) -> ImageSet:
     )
 
 
-def training_images(config: DataConfig, images: ImageSet) -> tuple[ImageSet, ImageSet | None]:
-    """The images of a training set that are trained on, and those that are held out."""
-    return split_training(images, validation=config.validation, train_images=config.train_images)
-
-
 def build_loader(
     config: TrainConfig, images: ImageSet | None = None, *, rank: int = 0, ranks: int = 1
 ) -> ViewLoader:
@@ -44,7 +38,7 @@ def build_loader(
             "try fastaug.TrainConfig.from_flat(data=..., views=...)"
         )
     if images is None:
-        images, _ = training_images(config.data, open_split(config.data.data, "train"))
+        images, _ = DataSource(config.data).training()
     return _loader(
         config,
         config.resolved_view,

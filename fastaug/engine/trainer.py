@@ -12,11 +12,11 @@ from torch import Tensor
 
 from fastaug.config import TrainConfig
 from fastaug.data.image_set import ImageSet
-from fastaug.data.sources import open_source
+from fastaug.data.sources import DataSource, align_classes
 from fastaug.engine.evaluation import Evaluation
 from fastaug.engine.graphed import GraphedLearner
 from fastaug.engine.learner import Learner
-from fastaug.engine.loaders import build_loader, scan_configured, training_images
+from fastaug.engine.loaders import build_loader, scan_configured
 from fastaug.engine.metrics import Meter, Speedometer, metric_rows
 from fastaug.engine.nonfinite import NonFiniteGuard, NonFiniteStep, Part
 from fastaug.engine.optim import learning_rate
@@ -111,8 +111,9 @@ class Trainer:
 
     def _image_sets(self) -> list[ImageSet]:
         """The images to train on, those held out (if the config says so), and the test images."""
-        train, test = open_source(self.config.data.data)
-        train, held_out = training_images(self.config.data, train)
+        source = DataSource(self.config.data)
+        train, held_out = source.training()
+        test = align_classes(source.test(), train.classes, train.name)
         sets = [train, test] if held_out is None else [train, held_out, test]
         return [scan_configured(self.config.data, images) for images in sets]
 

@@ -12,8 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fastaug.config import TrainConfig, free_on_resume
-from fastaug.data.sources import open_split
-from fastaug.data.split import split_training
+from fastaug.data.sources import DataSource
 from fastaug.errors import ConfigError
 from fastaug.experiments.grids import Grid, expand
 from fastaug.experiments.selection import Selected
@@ -121,12 +120,14 @@ def make_plan(sweep: SweepConfig, changes: Mapping[str, Any]) -> Plan:
 def _image_count(sweep: SweepConfig, config: TrainConfig) -> int:
     """Number of training images of each run, from the data if it is given."""
     if config.data.data:
-        train, _ = split_training(
-            open_split(config.data.data, "train"),
-            validation=config.data.validation,
-            train_images=config.data.train_images,
-        )
-        return len(train)
+        source = DataSource(config.data)
+        if sweep.select_on == "validation" and not source.has_test:
+            raise ConfigError(
+                f"--select-on validation: {config.data.data} has no test split, so the held-out "
+                "images would both choose the settings and measure them; add a test split, or use "
+                "--select-on test"
+            )
+        return len(source.training()[0])
     if not sweep.dry_run:
         raise ConfigError(
             f"{sweep.experiment}: no --data given; give --data PATH, or --dry-run to see the plan"

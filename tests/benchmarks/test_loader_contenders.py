@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from image_sets import files_of, open_both
 from parts import loaders
 from parts.timing import Stream, UnfitError
 from PIL import Image
@@ -24,7 +25,7 @@ import fastaug
 from fastaug.config import TrainConfig
 from fastaug.data import image_set as fastaug_images
 from fastaug.data.image_set import ImageSet
-from fastaug.data.sources import open_source
+from fastaug.data.storage import Files
 from fastaug.diagnostics import photos
 from fastaug.errors import KernelUnavailableError
 from fastaug.views.plan import ViewPlans
@@ -57,7 +58,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> ImageSet:
         picture = Image.fromarray(rng.integers(0, 256, (4, 4, 3), np.uint8))
         picture = picture.resize((SIDE, SIDE), Image.Resampling.BICUBIC)
         picture.save(path, quality=98, subsampling="4:4:4")
-    return ImageSet("files", ("a",), np.zeros(COUNT, np.int64), files=paths)
+    return ImageSet("files", ("a",), np.zeros(COUNT, np.int64), Files.of(paths))
 
 
 @pytest.fixture(scope="module")
@@ -368,10 +369,10 @@ def test_photos(
     assert str(first) in capsys.readouterr().out
     assert photos.photo_folder(tmp_path / "a") == first
     assert not capsys.readouterr().out
-    train, test = open_source(str(first))
+    train, test = open_both(str(first))
     assert (len(train), len(test), train.classes) == (24, 4, photos.CLASSES)
     densities = []
-    for file in train.files + test.files:
+    for file in files_of(train) + files_of(test):
         content = file.read_bytes()
         assert content == (second / file.relative_to(first)).read_bytes()
         with Image.open(file) as picture:
@@ -394,9 +395,9 @@ def test_small_images_are_cut_out_of_photos(
     assert not capsys.readouterr().out
     assert [path.name for path in file.parent.iterdir() if path.is_file()] == [file.name]
     again = photos.cifar_like(tmp_path / "b")
-    train, test = open_source(str(file))
+    train, test = open_both(str(file))
     assert (len(train), len(test), train.classes) == (20, 5, photos.CLASSES)
-    assert np.array_equal(train.array, open_source(str(again))[0].array)
+    assert np.array_equal(train.array, open_both(str(again))[0].array)
     assert len(np.unique(train.array.reshape(20, -1), axis=0)) == 20
     sources = sorted((photos.photo_folder(tmp_path / "a") / "train").glob("*/*.jpg"))
     for place in (0, 7, 19):

@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from mutants import encode, photo
 
-from fastaug.data.image_set import ImageSet, Spans
+from fastaug.data.config import DataConfig
+from fastaug.data.image_set import ImageSet, Split
+from fastaug.data.sources import DataSource, align_classes, open_flat
+from fastaug.data.storage import Files, Spans
 
 RNG = np.random.default_rng(0)
 RGB = photo(RNG)
@@ -25,7 +29,7 @@ def image_set(folder: Path, contents: dict[str, bytes] | Sequence[bytes]) -> Ima
     for name, content in contents.items():
         (folder / name).write_bytes(content)
     files = tuple(folder / name for name in contents)
-    return ImageSet(str(folder), ("a", "b"), np.arange(len(files)) % 2, files)
+    return ImageSet(str(folder), ("a", "b"), np.arange(len(files)) % 2, Files.of(files))
 
 
 def span_set(folder: Path, contents: Sequence[bytes], **changes: object) -> ImageSet:
@@ -41,7 +45,30 @@ def span_set(folder: Path, contents: Sequence[bytes], **changes: object) -> Imag
         shard.write_bytes(blob)
     shard, offset, size = np.array(places, np.int64).T
     spans = Spans(shards, shard.astype(np.int32), offset, size, **changes)
-    return ImageSet(str(folder), ("a", "b"), np.zeros(len(contents), np.int64), spans=spans)
+    return ImageSet(str(folder), ("a", "b"), np.zeros(len(contents), np.int64), storage=spans)
+
+
+def files_of(images: ImageSet) -> list[Path]:
+    """The files of a set, in order."""
+    return [Path(images.where(index)) for index in range(len(images))]
+
+
+def open_data(path: Path | str, split: Split, **settings: Any) -> ImageSet:
+    """All images of one split, as the reader of the path finds them."""
+    source = DataSource(DataConfig(data=str(path), **settings))
+    return source.train if split == "train" else source.test()
+
+
+def open_both(path: Path | str, **settings: Any) -> tuple[ImageSet, ImageSet]:
+    """All training and all test images, with the same classes."""
+    source = DataSource(DataConfig(data=str(path), **settings))
+    train, _ = source.training()
+    return train, align_classes(source.test(), train.classes, train.name)
+
+
+def open_training_or_flat(path: Path | str) -> ImageSet:
+    config = DataConfig(data=str(path))
+    return open_flat(config) or DataSource(config).train
 
 
 def touch(file: Path) -> None:

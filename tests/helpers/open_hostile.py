@@ -8,8 +8,9 @@ import sys
 import time
 from pathlib import Path
 
+from image_sets import open_data
+
 from fastaug.data.scan import scan_and_check
-from fastaug.data.sources import open_split
 
 SECONDS = 60
 """Of the processor; far more than the few that it takes."""
@@ -27,7 +28,7 @@ def main(folder: Path) -> None:
     for path in paths:
         begin, kind, said = time.monotonic(), "", ""
         try:
-            scan_and_check(open_split(path, "train"), workers=1)
+            scan_and_check(open_data(path, "train"), workers=1)
         except Exception as error:
             kind, said = type(error).__name__, str(error)
         growth = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - base) * 1024

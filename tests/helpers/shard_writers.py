@@ -12,9 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from color_folders import color_image
+from image_sets import open_data
 from PIL import Image
-
-from fastaug.data.sources import open_split
 
 MAGIC = bytes.fromhex("0a23d7ce")
 Sample = tuple[bytes, int]
@@ -145,7 +144,7 @@ def photos(count: int, seed: int = 0, labels: tuple[int, ...] = (0, 1, 2)) -> li
 
 
 def read_back(root: Path, split: str = "train") -> list[Sample]:
-    images = open_split(str(root), split)
+    images = open_data(str(root), split)
     return [(images.encoded(i), int(images.classes[images.labels[i]])) for i in range(len(images))]
 
 

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 from color_folders import write_folder
+from image_sets import open_data
 from torch import nn
 
 from fastaug import cli, evaluate, train
 from fastaug.config import TrainConfig
 from fastaug.data.image_set import ImageSet
 from fastaug.data.scan import scan_and_check
-from fastaug.data.sources import open_split
 from fastaug.engine.evaluation import Evaluation
 from fastaug.views.philox import TEST_VIEWS
 from fastaug.views.plan import draw_plans
@@ -40,7 +40,7 @@ class MeanColor(nn.Module):
 
 
 def images_of(folder: Path) -> ImageSet:
-    return scan_and_check(open_split(str(folder), "test"))
+    return scan_and_check(open_data(str(folder), "test"))
 
 
 def probabilities(logits: np.ndarray) -> np.ndarray:
@@ -100,7 +100,7 @@ def test_bad_images_do_not_count(tiny: Tiny, folder: Path, tmp_path: Path, loade
     (without / "test/red/02.jpg").unlink()
     config = tiny(loader=loader, crop="pad", size=20)  # views are then the same for any number
     found = [
-        Evaluation(scan_and_check(open_split(str(data), "test"), max_bad=0.1), config, CPU).measure(
+        Evaluation(scan_and_check(open_data(str(data), "test"), max_bad=0.1), config, CPU).measure(
             MeanColor(), views=0
         )
         for data in (with_bad, without)

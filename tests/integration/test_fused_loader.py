@@ -19,13 +19,13 @@ import numpy as np
 import pytest
 import torch
 from expect import raises
+from image_sets import open_data
 from mutants import encode
 from PIL import Image
 
 import fastaug
 from fastaug.config import TrainConfig
 from fastaug.data import retry
-from fastaug.data.sources import open_split
 from fastaug.engine.loaders import build_evaluation_loader
 from fastaug.errors import DataError, KernelUnavailableError
 from fastaug.toolchain.admission import AdmissionReport
@@ -134,7 +134,7 @@ class TestViews:
 
     def test_evaluation_views(self, photos: str) -> None:
         config = TrainConfig.from_flat(data=photos, workers=0)
-        images = open_split(photos, "test")
+        images = open_data(photos, "test")
         for views in (0, 3):
             ours, theirs = (
                 build_evaluation_loader(c, images, views=views, batch_size=10)

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 from expect import raises
+from image_sets import open_data
 from PIL import Image
 from shard_writers import WRITERS, every_format
 from training import tiny_config
 
 import fastaug
 from fastaug.config import TrainConfig
-from fastaug.data.sources import open_split
 from fastaug.diagnostics.gpu_report.loader_checks import check_kept_batches
 from fastaug.engine.loaders import build_evaluation_loader
 from fastaug.errors import CheckpointError, ConfigError, DataError
@@ -78,7 +78,7 @@ def test_a_batch(tiny: Tiny, folder: Path) -> None:
     assert batch.flat.shape == (16, 3, 16, 16)
     assert batch.flat.is_contiguous(memory_format=torch.channels_last)
     assert batch.flat.data_ptr() == batch.views.data_ptr()
-    labels = open_split(str(folder), "train").labels
+    labels = open_data(str(folder), "train").labels
     assert batch.labels.tolist() == labels[batch.indices].tolist()
 
 
@@ -239,7 +239,7 @@ def test_shards_give_the_views_of_the_folder(
     tiny: Tiny, folder: Path, tmp_path: Path, suffix: str
 ) -> None:
     """The same images in a tar, in TFRecords and in RecordIO, in two shards each."""
-    images = open_split(str(folder), "train")
+    images = open_data(str(folder), "train")
     samples = [(images.encoded(i), int(images.labels[i])) for i in range(len(images))]
     for number, part in enumerate((samples[:20], samples[20:])):
         WRITERS[suffix](tmp_path / f"train-{number}{suffix}", part)
@@ -250,7 +250,7 @@ def test_shards_give_the_views_of_the_folder(
     assert found.keys() == expected.keys()
     for index, views in expected.items():
         assert torch.equal(found[index], views)
-    test = open_split(str(tmp_path), "test")
+    test = open_data(str(tmp_path), "test")
     loader = build_evaluation_loader(config, test, views=0, batch_size=4)
     assert [int(i) for b in loader for i in b.indices] == list(range(9))
     assert [int(i) for b in loader for i in b.labels] == [label for _, label in samples[:9]]
@@ -262,7 +262,7 @@ class TestEvaluationLoader:
     def test_every_image_once_in_order(
         self, tiny: Tiny, folder: Path, views: int, batch_size: int
     ) -> None:
-        images = open_split(str(folder), "test")
+        images = open_data(str(folder), "test")
         loader = build_evaluation_loader(tiny(), images, views=views, batch_size=batch_size)
         batches = list(loader)
         assert len(batches) == len(loader)
@@ -274,7 +274,7 @@ class TestEvaluationLoader:
     def test_every_image_once_over_several_ranks(
         self, tiny: Tiny, folder: Path, views: int, ranks: int
     ) -> None:
-        images = open_split(str(folder), "test")
+        images = open_data(str(folder), "test")
         alone = views_by_image(
             list(build_evaluation_loader(tiny(), images, views=views, batch_size=8))
         )
@@ -289,7 +289,7 @@ class TestEvaluationLoader:
         assert sorted(seen) == list(range(15))
 
     def test_test_views_are_not_those_of_training(self, tiny: Tiny, folder: Path) -> None:
-        images = open_split(str(folder), "train")
+        images = open_data(str(folder), "train")
         loader = build_evaluation_loader(tiny(), images, views=2, batch_size=72)
         train = epoch_of(tiny(batch_size=24))
         for index, views in views_by_image(list(loader)).items():
@@ -298,7 +298,7 @@ class TestEvaluationLoader:
     def test_a_model_without_augmentation_is_measured_on_crops(
         self, tiny: Tiny, folder: Path
     ) -> None:
-        images = open_split(str(folder), "test")
+        images = open_data(str(folder), "test")
         loader = build_evaluation_loader(tiny(augment="none"), images, views=2, batch_size=8)
         views = next(iter(loader)).views
         assert not torch.equal(views[:, 0], views[:, 1])
@@ -339,7 +339,7 @@ class TestBadFiles:
         (data / "test/blue/02.jpg").write_bytes(b"not an image")
         config = tiny(data=str(data), max_bad=0.1)
         loader = build_evaluation_loader(
-            config, open_split(str(data), "test"), views=0, batch_size=4
+            config, open_data(str(data), "test"), views=0, batch_size=4
         )
         assert [int(i) for b in loader for i in b.indices] == [0, 1, *range(3, 15)]
         assert len(loader) == 4

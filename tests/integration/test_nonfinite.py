@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import torch
 from expect import missing, raises
+from image_sets import open_data
 from ranks import run_ranks
 from torch import Tensor
 from training import metrics
 
 from fastaug.config import TrainConfig
-from fastaug.data.sources import open_split
 from fastaug.engine import learner, trainer
 from fastaug.engine.learner import Learner
 from fastaug.engine.loaders import build_loader
@@ -179,7 +179,7 @@ def test_too_many_in_a_row(
         with raises(NonFiniteError, f"2 {number}") as raised:
             Trainer(config).fit()
     out = Path(config.run.out)
-    image = open_split(config.data.data, "train").where(first[5])
+    image = open_data(config.data.data, "train").where(first[5])
     assert missing(str(raised.value), f"{first[5]} {image} {out}/bad-batch.pt") == []
     kept = torch.load(out / "bad-batch.pt", weights_only=True)
     assert kept["step"] == number

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 from expect import raises
+from image_sets import open_data
 from PIL import Image
 
 import fastaug
 from fastaug.config import TrainConfig
 from fastaug.data import retry
-from fastaug.data.sources import open_split
 from fastaug.engine.loaders import build_evaluation_loader
 from fastaug.errors import ConfigError
 from fastaug.pipelines.dali_views import plan_inputs, view_pipeline
@@ -175,7 +175,7 @@ class TestViews:
         An image whose crop has the size of the view is only cut out.
         """
         config = TrainConfig.from_flat(data=str(photos), size=32, **OPERATORS)
-        images = open_split(str(photos), "test")
+        images = open_data(str(photos), "test")
         checked = 0
         for size in range(18, 106):
             loader = None
@@ -272,7 +272,7 @@ def test_without_dali(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
 
 class TestDecode:
     def test_dali_s_levels_are_pillow_s(self, photos: Path) -> None:
-        images = open_split(str(photos), "train")
+        images = open_data(str(photos), "train")
         config = TrainConfig()
         for index in range(len(images)):
             np.testing.assert_array_equal(
@@ -291,7 +291,7 @@ class TestDecode:
         np.testing.assert_array_equal(decoded, expected)
 
     def test_reflection_at_the_edges(self, folder: Path) -> None:
-        images = open_split(str(folder), "train")
+        images = open_data(str(folder), "train")
         config = TrainConfig.from_flat(crop="pad", size=20)
         expected = np.pad(images.image(4), ((PAD, PAD), (PAD, PAD), (0, 0)), mode="reflect")
         found = run_decode(config, images.encoded(4), padded=True)

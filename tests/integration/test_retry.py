@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import torch
 from expect import raises
+from image_sets import open_data
 from PIL import Image
 from shard_writers import WRITERS
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
@@ -27,7 +28,6 @@ import fastaug
 from fastaug.config import TrainConfig
 from fastaug.data import retry, torch_loader
 from fastaug.data.image_set import ImageSet
-from fastaug.data.sources import open_split
 from fastaug.engine.loaders import build_evaluation_loader, scan_configured
 from fastaug.errors import DataError
 from fastaug.views.batch import ViewBatch
@@ -70,7 +70,7 @@ def make(tiny: Tiny, data: Path) -> Tiny:
 
 
 def scanned(config: TrainConfig) -> ImageSet:
-    return scan_configured(config.data, open_split(config.data.data, "train"))
+    return scan_configured(config.data, open_data(config.data.data, "train"))
 
 
 def knowing(images: ImageSet, *bad: int) -> ImageSet:
@@ -110,18 +110,18 @@ class TestQuarantine:
         loader = fastaug.build_loader(config, images)
         batches = iter(loader)
         found = [next(batches)]
-        DAMAGES[damage](images.files[victim])
+        DAMAGES[damage](Path(images.where(victim)))
         found += [*batches, *loader]
         assert_same(found, whole[:FAR] + known[FAR:])
         assert victim not in {int(i) for batch in found[FAR:] for i in batch.indices}
         assert (loader.epoch, loader.position) == (2, 0)
         assert list(loader.images.bad) == [victim]
         (line,) = lines(caplog, "continues without it")
-        assert line.startswith(f"{images.files[victim]}: {loader.images.bad[victim]}; ")
+        assert line.startswith(f"{Path(images.where(victim))}: {loader.images.bad[victim]}; ")
         if damage == "another size":
             assert "the file has changed" in line
         if damage != "gone":  # what is whole is found good by another run, of whatever size it is
-            again = scan_configured(config.data, open_split(config.data.data, "train"))
+            again = scan_configured(config.data, open_data(config.data.data, "train"))
             assert list(again.bad) == ([] if damage == "another size" else [victim])
 
     @pytest.mark.parametrize("crop", ["resized", "pad"])
@@ -135,7 +135,7 @@ class TestQuarantine:
         loader = fastaug.build_loader(config, images)
         batches = iter(loader)
         found = [next(batches)]
-        DAMAGES[damage](images.files[victim])
+        DAMAGES[damage](Path(images.where(victim)))
         assert_same(found + list(batches), whole[:-1] + known[-1:])
 
     @every_loader
@@ -148,7 +148,7 @@ class TestQuarantine:
         bad.append(int(stand_in))
         loader = fastaug.build_loader(config, images)
         for index in bad:
-            images.files[index].write_bytes(b"")
+            Path(images.where(index)).write_bytes(b"")
         assert_same(list(loader), list(fastaug.build_loader(config, knowing(images, *bad))))
         assert sorted(loader.images.bad) == sorted(bad)
 
@@ -156,7 +156,7 @@ class TestQuarantine:
     def test_a_shard_that_is_cut_short(
         self, make: Tiny, data: Path, tmp_path: Path, kind: str
     ) -> None:
-        images = open_split(str(data), "train")
+        images = open_data(str(data), "train")
         samples = [(images.encoded(i), int(images.labels[i])) for i in range(len(images))]
         shards = tmp_path / "shards"
         shards.mkdir()
@@ -169,8 +169,8 @@ class TestQuarantine:
         first = min(i for i, key in enumerate(fastaug.build_loader(config, images).batches())
                     if set(lost) & set(key.indices.tolist()))  # fmt: skip
         loader = fastaug.build_loader(config, images)
-        assert images.spans is not None
-        os.truncate(cut, int(images.spans.offset[34]) + 10)
+        assert images.storage is not None
+        os.truncate(cut, int(images.storage.offset[34]) + 10)
         found = [*loader, *loader]
         assert sorted(loader.images.bad) == lost
         assert "the shard ends before" in loader.images.bad[34]
@@ -190,7 +190,7 @@ class TestQuarantine:
         config = make(kind, max_bad=0.03, batch_size=24)
         images = scanned(config)
         loader = fastaug.build_loader(config, images)
-        first, second = (images.files[i] for i in next(loader.batches()).indices[[1, 3]])
+        first, second = (Path(images.where(i)) for i in next(loader.batches()).indices[[1, 3]])
         first.write_bytes(b"")
         second.write_bytes(b"")
         with raises(DataError, f"2 36 5.56% --max-bad 3% {first.name}"):
@@ -214,12 +214,12 @@ class TestQuarantine:
         """A worker finds it bad long before the trainer comes to its batch."""
         config = make("torch")
         images = scanned(config)
-        content = images.files[7].read_bytes()
-        images.files[7].write_bytes(b"")
+        content = Path(images.where(7)).read_bytes()
+        Path(images.where(7)).write_bytes(b"")
         with pytest.raises(retry.BadImagesError) as raised:
             retry.read_with_retries(images, {7: retry.ReadFailure("x", True)}, images.image)
         time.sleep(0.01)
-        images.files[7].write_bytes(content)
+        Path(images.where(7)).write_bytes(content)
         assert list(retry.quarantine(images, raised.value, 0.2).bad) == [7]
         assert scanned(config).bad == {}
 
@@ -233,7 +233,7 @@ class TestPatience:
         config = make(kind)
         images = scanned(config)
         whole = two_epochs(config, images)
-        victim = images.files[int(whole[FAR].indices[0])]
+        victim = Path(images.where(int(whole[FAR].indices[0])))
         content, slept = victim.read_bytes(), []
 
         def sleep(seconds: float) -> None:
@@ -262,7 +262,7 @@ class TestPatience:
         config = make(kind)
         images = scanned(config)
         whole = list(fastaug.build_loader(config, images))
-        victim = images.files[int(whole[3].indices[0])]
+        victim = Path(images.where(int(whole[3].indices[0])))
         content = victim.read_bytes()
         loader = fastaug.build_loader(config, images)
         victim.unlink()
@@ -286,7 +286,7 @@ class TestEvaluation:
     ) -> None:
         """Of 15 images in batches of two: 2 and 3 are a batch, 14 is the last one alone."""
         config = make(kind, max_bad=0.5)
-        images = scan_configured(config.data, open_split(str(data), "test"))
+        images = scan_configured(config.data, open_data(str(data), "test"))
         expected: dict[int, torch.Tensor] = {
             int(index): views
             for batch in build_evaluation_loader(config, images, views=2, batch_size=4)
@@ -298,7 +298,7 @@ class TestEvaluation:
         ]
         lengths = [len(loader) for loader in loaders]
         for index in (2, 3, 9, 14):
-            images.files[index].write_bytes(b"")
+            Path(images.where(index)).write_bytes(b"")
         left = [[0, 1], [4, 5], [6, 7], [8], [10, 11], [12, 13]]
         owner = {0: 0, 4: 2, 6: 3, 8: 4, 10: 5, 12: 6}  # batches keep their places and ranks
         for epoch in range(2):  # the second time it is known
@@ -435,7 +435,7 @@ class TestDali:
         batches = iter(loader)
         next(batches)
         broken = weakref.ref(loader._stages)
-        DAMAGES[damage](loader.images.files[[*loader.batches()][FAR - 1].indices[0]])
+        DAMAGES[damage](Path(loader.images.where([*loader.batches()][FAR - 1].indices[0])))
         gc.disable()
         try:
             assert sum(1 for _ in batches) == 17

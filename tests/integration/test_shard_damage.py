@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from expect import raises
+from image_sets import open_data
 from shard_writers import (
     HUGE,
     WRITERS,
@@ -29,7 +30,6 @@ from shard_writers import (
 )
 
 from fastaug.data.readers import shard_index
-from fastaug.data.sources import open_split
 from fastaug.errors import DataError
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -40,7 +40,7 @@ def test_garbage(suffix: str, tmp_path: Path) -> None:
     for content in (b"", b"\0" * 5, b"\0" * 5000, b"\xff" * 5000, b"<html>404</html>" * 99):
         (tmp_path / f"train{suffix}").write_bytes(content)
         with raises(DataError, f"train{suffix}"):
-            open_split(str(tmp_path), "train")
+            open_data(str(tmp_path), "train")
 
 
 def around(number: int, start: bytes, size: int) -> tuple[bytes, int]:
@@ -66,7 +66,7 @@ def test_a_huge_hole_is_not_read(suffix: str, tmp_path: Path) -> None:
         file.write(start)
         file.truncate(size + (16 if suffix == ".tfrecord" else 1024))
     with small_memory(), raises(DataError, "image 1099511627776 1"):
-        open_split(str(tmp_path), "train")
+        open_data(str(tmp_path), "train")
 
 
 @every_format
@@ -83,7 +83,7 @@ def test_images_are_not_read_for_the_index(
         return pread(file, size, offset)
 
     monkeypatch.setattr(os, "pread", counting)
-    images = open_split(str(tmp_path), "train")
+    images = open_data(str(tmp_path), "train")
     assert read[0] < 20_000 * len(samples)
     assert [images.encoded(i) for i in range(10)] == [image for image, _ in samples]
 
@@ -101,11 +101,11 @@ def test_indexes_are_kept(
     samples = small_samples()
     for i in range(3):
         write_recordio(tmp_path / f"train-{i}.rec", samples)
-    before = open_split(str(tmp_path), "train")
+    before = open_data(str(tmp_path), "train")
     assert caplog.messages == [f"indexing 3 shards of {tmp_path}"]
     assert sorted(p.suffix for p in (own_cache / "indexes").iterdir()) == [".npz"] * 3
     monkeypatch.setattr(shard_index, "_find", None)  # would fail
-    after = open_split(str(tmp_path), "train")
+    after = open_data(str(tmp_path), "train")
     assert len(caplog.messages) == 1
     assert after.fingerprint == before.fingerprint
     assert [after.encoded(i) for i in range(18)] == [image for image, _ in samples * 3]
@@ -176,4 +176,4 @@ def test_one_bad_shard_of_many_is_named(tmp_path: Path) -> None:
         write_tar(tmp_path / f"train-{i:02}.tar", small_samples())
     (tmp_path / "train-17.tar").write_bytes(b"bad")
     with raises(DataError, "train-17.tar"):
-        open_split(str(tmp_path), "train")
+        open_data(str(tmp_path), "train")

@@ -257,7 +257,7 @@ def test_a_run_goes_on_without_an_image_that_went_bad(
     data = Path(shutil.copytree(folder, tmp_path / "data"))
     config = tiny(data=str(data), loader=loader, max_bad=0.05)
     going = Trainer(config)
-    victim = going.train_images.files[list(going.loader.batches())[2].indices[0]]
+    victim = Path(going.train_images.where(list(going.loader.batches())[2].indices[0]))
     victim.write_bytes(victim.read_bytes()[:300])
     going.fit()
     out = Path(config.run.out)
@@ -311,7 +311,7 @@ def test_an_error_of_the_data_loses_no_step(
     failing = Trainer(config)
     # The image that step 3 sees first: two steps are made before it.
     batches = list(failing.loader.batches())
-    victim = failing.train_images.files[batches[2 * accumulate].indices[-1]]
+    victim = Path(failing.train_images.where(batches[2 * accumulate].indices[-1]))
     content = victim.read_bytes()
     victim.write_bytes(content[:100])
     with raises(DataError, victim.name):

@@ -130,9 +130,10 @@ def scan_files(folder: Path) -> dict[str, Any]:
     """In the child: both scans of the files of a list."""
     from fastaug.data.image_set import ImageSet
     from fastaug.data.scan import scan_set
+    from fastaug.data.storage import Files
 
     files = tuple(Path(file) for file in json.loads((folder / "files.json").read_text()))
-    images = ImageSet(str(folder), ("a",), np.zeros(len(files), np.int64), files)
+    images = ImageSet(str(folder), ("a",), np.zeros(len(files), np.int64), Files.of(files))
     before, begin = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
     result: dict[str, Any] = {}
     for name, full in (("quick", False), ("full", True)):

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from image_sets import open_data
 from shard_writers import WRITERS, every_format, read_back, small_memory, small_samples
 
-from fastaug.data.sources import open_split
 from fastaug.errors import DataError
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -36,7 +36,7 @@ def damaged(content: bytes, suffix: str) -> Iterator[bytes]:
 def refusal(root: Path) -> str:
     """Why the training set is refused; empty where it is not. Any other error comes through."""
     try:
-        open_split(str(root), "train")
+        open_data(str(root), "train")
     except DataError as error:
         return str(error)
     return ""
@@ -54,7 +54,7 @@ def test_damage_gives_an_error_or_an_index(suffix: str, tmp_path: Path) -> None:
             if why:
                 continue
             taken += 1
-            images = open_split(str(tmp_path), "train")
+            images = open_data(str(tmp_path), "train")
             assert all(0 < len(images.encoded(i)) <= len(content) for i in range(len(images)))
     assert 5 < taken < 450
 

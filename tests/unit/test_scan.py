@@ -14,14 +14,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from expect import missing, raises
-from image_sets import JPEG, PNG, RGB, RNG, image_set, span_set, touch
+from image_sets import JPEG, PNG, RGB, RNG, files_of, image_set, span_set, touch
 from mutants import encode, png, whole_images
 from PIL import Image
 
 from fastaug.data import scan as manifest
 from fastaug.data import scan_image as image_scan
-from fastaug.data.image_set import ImageSet, Spans
+from fastaug.data.image_set import ImageSet
 from fastaug.data.scan import mark_bad, scan_and_check, scan_set, stamp_of
+from fastaug.data.storage import Files, Spans
 from fastaug.errors import DataError
 
 
@@ -66,8 +67,8 @@ class TestMemory:
         images = image_set(tmp_path / "set", self.contents)
         scan_set(images)
         scanned.clear()
-        touch(images.files[1])
-        images.files[2].write_bytes(JPEG)
+        touch(Path(images.where(1)))
+        Path(images.where(2)).write_bytes(JPEG)
         found = scan_set(images)
         assert sorted(scanned) == [1, 2]
         assert found.manifest.bad == {}
@@ -78,16 +79,16 @@ class TestMemory:
     def test_a_change_of_only_the_size(self, tmp_path: Path) -> None:
         images = image_set(tmp_path / "set", self.contents)
         scan_set(images)
-        before = images.files[0].stat().st_mtime_ns
-        images.files[0].write_bytes(JPEG[:800])
-        os.utime(images.files[0], ns=(before, before))
+        before = Path(images.where(0)).stat().st_mtime_ns
+        Path(images.where(0)).write_bytes(JPEG[:800])
+        os.utime(Path(images.where(0)), ns=(before, before))
         assert list(scan_set(images).manifest.bad) == [0, 2]
 
     def test_a_file_that_is_gone_is_asked_for_again(
         self, tmp_path: Path, scanned: list[int]
     ) -> None:
         images = image_set(tmp_path / "set", self.contents)
-        images.files[1].unlink()
+        Path(images.where(1)).unlink()
         assert list(scan_set(images).manifest.bad) == [1, 2]
         scanned.clear()
         assert list(scan_set(images).manifest.bad) == [1, 2]
@@ -107,7 +108,7 @@ class TestMemory:
         names = ["003.jpg", "new.jpg", "000.jpg", "002.jpg"]
         files = tuple(tmp_path / "set" / name for name in names)
         files[1].write_bytes(PNG)
-        images = ImageSet(str(tmp_path / "set"), ("a",), np.zeros(4, np.int64), files)
+        images = ImageSet(str(tmp_path / "set"), ("a",), np.zeros(4, np.int64), Files.of(files))
         found = scan_set(images)
         assert scanned == [1]
         assert found.manifest.plain.tolist() == [False, True, True, False]
@@ -132,8 +133,8 @@ class TestMemory:
         scan_set(images)
         scanned.clear()
         monkeypatch.chdir(tmp_path)
-        files = tuple(file.relative_to(tmp_path) for file in images.files)
-        scan_set(ImageSet("set", images.classes, images.labels, files))
+        files = [file.relative_to(tmp_path) for file in files_of(images)]
+        scan_set(ImageSet("set", images.classes, images.labels, Files.of(files)))
         assert scanned == []
 
     @pytest.mark.parametrize("damage", [b"", b"PK\x03\x04 no zip", None])
@@ -187,7 +188,7 @@ class TestMemory:
             }
         assert scan_set(images).manifest.bad == {}
         with monkeypatch.context() as patched:
-            patched.setattr(Path, "read_bytes", broken)
+            patched.setattr(Files, "read", broken)
             bad = scan_set(images, full=True).manifest.bad
             assert bad[0] == "cannot be read (Input/output error)"
         assert scan_set(images, full=True).manifest.bad == {}
@@ -232,9 +233,9 @@ class TestSpans:
         images = span_set(tmp_path, list(parts), separator=JPEG[200 : 200 + len(joint)])
         (tmp_path / "0.tar").write_bytes(b"".join(parts))
         continued = {0: ((200, len(parts[1])),)}
-        spans = Spans(images.spans.shards, np.zeros(1, np.int32), np.zeros(1, np.int64),
-                      np.array([200]), continued, images.spans.separator)  # fmt: skip
-        images = ImageSet("x", ("a",), np.zeros(1, np.int64), spans=spans)
+        spans = Spans(images.storage.shards, np.zeros(1, np.int32), np.zeros(1, np.int64),
+                      np.array([200]), continued, images.storage.separator)  # fmt: skip
+        images = ImageSet("x", ("a",), np.zeros(1, np.int64), storage=spans)
         found = scan_set(images, full=True).manifest
         assert found.bad == {}
         assert found.sizes.tolist() == [[RGB.height, RGB.width]]
@@ -255,19 +256,22 @@ class TestPolicy:
             out = scan_and_check(images, max_bad=0.02)
         assert out.bad == {7: "it is empty", 90: "not an image of a known format"}
         assert len(out) == len(out.manifest.plain) == 100
-        assert out.files == images.files
+        assert files_of(out) == files_of(images)
         assert not out.manifest.plain[[7, 90]].any()
         assert out.manifest.sizes[[7, 90]].tolist() == [[0, 0], [0, 0]]
         (line,) = caplog.messages
         (listed,) = cache.glob("*.txt")
-        assert missing(line, f"{images.name} 2 100 {images.files[7]} {images.files[90]}") == []
+        assert (
+            missing(line, f"{images.name} 2 100 {Path(images.where(7))} {Path(images.where(90))}")
+            == []
+        )
         assert missing(line, str(listed)) == []
         assert listed.read_text().splitlines() == [
-            f"{images.files[7]}: it is empty",
-            f"{images.files[90]}: not an image of a known format",
+            f"{Path(images.where(7))}: it is empty",
+            f"{Path(images.where(90))}: not an image of a known format",
         ]
         for index in (7, 90):
-            images.files[index].write_bytes(JPEG)
+            Path(images.where(index)).write_bytes(JPEG)
         assert scan_and_check(images).bad == {}
         assert not listed.exists()
 
@@ -278,7 +282,7 @@ class TestPolicy:
         assert missing(str(raised.value), str(listed)) == []
 
     def test_the_share_itself_is_allowed(self, images: ImageSet) -> None:
-        images.files[7].write_bytes(JPEG)
+        Path(images.where(7)).write_bytes(JPEG)
         assert list(scan_and_check(images, max_bad=0.01).bad) == [90]
 
     def test_none_allowed(self, images: ImageSet) -> None:
@@ -322,13 +326,13 @@ class TestMarkBad:
         images = image_set(tmp_path / "set", [JPEG] * 3)
         mark_bad(images, 1, "failed")
         assert list(scan_set(images).manifest.bad) == [1]
-        touch(images.files[1])
+        touch(Path(images.where(1)))
         assert scan_set(images).manifest.bad == {}
 
     def test_one_that_was_repaired_before_it_was_marked(self, tmp_path: Path) -> None:
         images = image_set(tmp_path / "set", [JPEG] * 3)
         stamp = stamp_of(images, 1)
-        touch(images.files[1])
+        touch(Path(images.where(1)))
         mark_bad(images, 1, "failed", stamp)
         assert scan_set(images).manifest.bad == {}
 

@@ -100,7 +100,7 @@ class TestWhatIsBad:
 
     def test_a_file_too_large_to_be_read(self, tmp_path: Path) -> None:
         images = image_set(tmp_path, [JPEG])
-        os.truncate(images.files[0], 5 << 30)  # sparse
+        os.truncate(Path(images.where(0)), 5 << 30)  # sparse
         assert scan_set(images).manifest.bad == {0: "5.0 GiB, too large for an image"}
 
     def test_sizes_are_those_of_the_decoded_image(self, tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ class TestPlain:
         images = image_set(tmp_path, {name: content for name, (_, content) in KINDS.items()})
         for full in (False, True):
             found = scan_set(images, full=full).manifest
-            bad = {images.files[i].name: reason for i, reason in found.bad.items()}
+            bad = {Path(images.where(i)).name: reason for i, reason in found.bad.items()}
             assert bad == {}
             assert dict(zip(expected, found.plain.tolist(), strict=True)) == expected
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from expect import raises
+from image_sets import open_data
 from shard_writers import (
     BACK,
     BROKEN,
@@ -33,7 +34,6 @@ from shard_writers import (
     write_tfrecord,
 )
 
-from fastaug.data.sources import open_split
 from fastaug.errors import DataError
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -97,7 +97,7 @@ def test_tar_dialects_and_members(format: int, tmp_path: Path) -> None:
 def test_wrong_samples(members: list[tuple[str, bytes]], message: str, tmp_path: Path) -> None:
     tar(tmp_path / "train.tar", members)
     with raises(DataError, "train.tar", message):
-        open_split(str(tmp_path), "train")
+        open_data(str(tmp_path), "train")
 
 
 @pytest.mark.parametrize("mode", ["w:gz", "w:bz2", "w:xz"])
@@ -106,14 +106,14 @@ def test_compressed_tars_are_refused(mode: str, name: str, tmp_path: Path) -> No
     with tarfile.open(tmp_path / name, mode) as archive:
         archive.addfile(tarfile.TarInfo("a.jpg"))
     with raises(DataError, name, "compressed"):
-        open_split(str(tmp_path), "train")
+        open_data(str(tmp_path), "train")
 
 
 def test_a_tar_that_goes_on_after_its_end(tmp_path: Path) -> None:
     path = write_tar(tmp_path / "train.tar", photos(3))
     path.write_bytes(path.read_bytes() * 2)
     with raises(DataError, "train.tar"):
-        open_split(str(tmp_path), "train")
+        open_data(str(tmp_path), "train")
 
 
 def test_a_member_that_claims_another_size(tmp_path: Path) -> None:
@@ -125,14 +125,14 @@ def test_a_member_that_claims_another_size(tmp_path: Path) -> None:
             info.pax_headers = {"GNU.sparse.realsize": "99999"} if name == "a.jpg" else {}
             archive.addfile(info, io.BytesIO(b"1"))
     with raises(DataError, "99999"):
-        open_split(str(tmp_path), "train")
+        open_data(str(tmp_path), "train")
 
 
 def test_a_tar_of_many_members_takes_little_memory(tmp_path: Path) -> None:
     samples = [(b"x", i % 2) for i in range(6000)]
     write_tar(tmp_path / "train.tar", samples)
     with small_memory(2**21):  # 12,000 TarInfos have 7 MiB
-        images = open_split(str(tmp_path), "train")
+        images = open_data(str(tmp_path), "train")
     assert images.labels.tolist() == [label for _, label in samples]
 
 
@@ -154,7 +154,7 @@ def test_a_tar_of_many_members_takes_little_memory(tmp_path: Path) -> None:
 def test_hostile_tar_headers(content: bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / "train.tar").write_bytes(content + bytes(1024))
     with small_memory(), raises(DataError, f"train.tar {message}"):
-        open_split(str(tmp_path), "train")
+        open_data(str(tmp_path), "train")
 
 
 # TFRecord
@@ -222,7 +222,7 @@ def test_other_forms_of_an_example(tmp_path: Path) -> None:
 def test_wrong_examples(content: bytes, message: str, tmp_path: Path) -> None:
     write_examples(tmp_path / "train.tfrecord", content)
     with raises(DataError, "train.tfrecord", message):
-        open_split(str(tmp_path), "train")
+        open_data(str(tmp_path), "train")
 
 
 def test_a_wrong_check_sum_of_the_length(tmp_path: Path) -> None:
@@ -231,13 +231,13 @@ def test_a_wrong_check_sum_of_the_length(tmp_path: Path) -> None:
     content[9] ^= 1
     path.write_bytes(content)
     with raises(DataError, "0"):
-        open_split(str(tmp_path), "train")
+        open_data(str(tmp_path), "train")
 
 
 def test_a_compressed_tfrecord(tmp_path: Path) -> None:
     (tmp_path / "train.tfrecord").write_bytes(b"\x1f\x8b\x08" + bytes(50))
     with raises(DataError, "train.tfrecord compressed"):
-        open_split(str(tmp_path), "train")
+        open_data(str(tmp_path), "train")
 
 
 # RecordIO
@@ -293,4 +293,4 @@ def test_the_first_of_several_labels(tmp_path: Path) -> None:
 def test_wrong_records(content: bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / "train.rec").write_bytes(content)
     with raises(DataError, "train.rec", message):
-        open_split(str(tmp_path), "train")
+        open_data(str(tmp_path), "train")

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from color_folders import CLASSES, write_folder
 from expect import raises
+from image_sets import open_both, open_data
 from PIL import Image
 from shard_writers import (
     BROKEN,
@@ -27,7 +28,6 @@ from shard_writers import (
 )
 
 from fastaug.data.readers.shards import find_shards
-from fastaug.data.sources import open_source, open_split
 from fastaug.errors import DataError
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -39,7 +39,7 @@ def test_images_labels_and_classes(suffix: str, tmp_path: Path) -> None:
     for i in range(3):
         write(tmp_path / f"set/train/{i:05}{suffix}", samples[5 * i : 5 * i + 5])
     write(tmp_path / f"set/val/00000{suffix}", held_out)
-    train, test = open_source(str(tmp_path / "set"))
+    train, test = open_both(str(tmp_path / "set"))
     assert train.classes == test.classes == ("0", "1", "2")
     assert read_back(tmp_path / "set") == samples
     assert read_back(tmp_path / "set", "test") == held_out
@@ -49,7 +49,7 @@ def test_images_labels_and_classes(suffix: str, tmp_path: Path) -> None:
     assert train.name == f"{tmp_path / 'set'} (train)"
     assert train.where(13).startswith(f"{tmp_path / 'set/train'}/00002{suffix}, image at byte ")
     moved = (tmp_path / "set").rename(tmp_path / "moved")
-    assert open_split(str(moved), "train").fingerprint == train.fingerprint
+    assert open_data(str(moved), "train").fingerprint == train.fingerprint
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_class_folders_go_before_shards(tmp_path: Path) -> None:
     root = write_folder(tmp_path, {"train": 2, "test": 1})
     for name in ("train.tar", "train/0.tar", "val.tar", "test/0.tar"):
         (root / name).write_bytes(b"what the folders were unpacked from")
-    train, test = open_source(str(root))
+    train, test = open_both(str(root))
     assert train.classes == CLASSES
     assert (len(train), len(test)) == (6, 3)
 
@@ -97,34 +97,36 @@ def test_class_folders_go_before_shards(tmp_path: Path) -> None:
 def test_hidden_folders_are_no_class_folders(tmp_path: Path) -> None:
     write_tar(tmp_path / "train/0.tar", photos(6))
     (tmp_path / "train/.cache").mkdir()
-    assert len(open_split(str(tmp_path), "train")) == 6
+    assert len(open_data(str(tmp_path), "train")) == 6
 
 
-def test_no_shards_for_the_test(tmp_path: Path) -> None:
-    write_tar(tmp_path / "train/0.tar", photos(6))
-    with raises(DataError, "test"):
-        open_split(str(tmp_path), "test")
+def test_without_test_shards_images_are_held_out(tmp_path: Path) -> None:
+    write_tar(tmp_path / "train/0.tar", photos(20))
+    train, test = open_both(tmp_path)
+    assert len(train) + len(test) == 20
+    assert np.bincount(test.labels).min() == 1
+    assert not {*map(train.where, range(len(train)))} & {*map(test.where, range(len(test)))}
 
 
 def test_mixed_formats(tmp_path: Path) -> None:
     write_tar(tmp_path / "train/0.tar", photos(6))
     write_recordio(tmp_path / "train/1.rec", photos(6))
     with raises(DataError, "0.tar 1.rec"):
-        open_split(str(tmp_path), "train")
+        open_data(str(tmp_path), "train")
 
 
 def test_a_broken_link_is_not_passed_over(tmp_path: Path) -> None:
     write_tar(tmp_path / "train/0.tar", photos(6))
     (tmp_path / "train/1.tar").symlink_to("gone")
     with raises(DataError, "1.tar"):
-        open_split(str(tmp_path), "train")
+        open_data(str(tmp_path), "train")
 
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     write_tar(tmp_path / "train/0.tar", photos(6))
     os.mkfifo(tmp_path / "train/1.tar")
     with raises(DataError, "1.tar"):
-        open_split(str(tmp_path), "train")
+        open_data(str(tmp_path), "train")
 
 
 # Labels
@@ -133,7 +135,7 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
 def test_the_training_labels_number_the_classes(tmp_path: Path) -> None:
     write_tfrecord(tmp_path / "train.tfrecord", photos(9, labels=(1000, 1, -7)))
     write_tfrecord(tmp_path / "val.tfrecord", photos(4, labels=(1000,)))
-    train, test = open_source(str(tmp_path))
+    train, test = open_both(str(tmp_path))
     assert train.classes == test.classes == ("-7", "1", "1000")
     assert train.labels.dtype == np.int64
     assert train.labels.tolist() == [2, 1, 0] * 3
@@ -144,29 +146,29 @@ def test_a_label_that_training_does_not_have(tmp_path: Path) -> None:
     write_tar(tmp_path / "train.tar", photos(9, labels=(1, 2, 5)))
     write_tar(tmp_path / "val.tar", photos(9, labels=(1, 3, 9)))
     with raises(DataError, "label 3 1 5"):
-        open_split(str(tmp_path), "test")
+        open_data(str(tmp_path), "test")
 
 
 def test_names_of_the_classes(tmp_path: Path) -> None:
     write_tar(tmp_path / "train.tar", photos(9, labels=(3, 2, 1)))
     names = tmp_path / "classes.txt"
     names.write_text("ein Apfel\ncrâne\r\ncrane\n", encoding="utf-8")
-    train = open_split(str(tmp_path), "train")
+    train = open_data(str(tmp_path), "train")
     assert train.classes == ("ein Apfel", "crâne", "crane")
     assert train.labels.tolist() == [2, 1, 0] * 3
     for wrong, lines in (("a\nb\n", 2), ("a\nb\nc\nd", 4), ("a\n\nc", 3), ("", 1)):
         names.write_text(wrong)
         with raises(DataError, f"3 {lines}"):
-            open_split(str(tmp_path), "train")
+            open_data(str(tmp_path), "train")
     names.write_bytes(b"\xff\xfe\xff")
     with raises(DataError, "classes.txt UTF-8"):
-        open_split(str(tmp_path), "train")
+        open_data(str(tmp_path), "train")
 
 
 def test_one_class_only(tmp_path: Path) -> None:
     write_tar(tmp_path / "train.tar", photos(3, labels=(4,)))
     with raises(DataError, "4"):
-        open_split(str(tmp_path), "train")
+        open_data(str(tmp_path), "train")
 
 
 # DALI's readers, which know nothing of ours, find the same

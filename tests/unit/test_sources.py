@@ -13,36 +13,38 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from color_folders import CLASSES, write_folder
-from expect import raises
+from expect import missing, raises
+from image_sets import files_of, open_both, open_data, open_training_or_flat
 from PIL import Image
 
 from fastaug.data import sources
+from fastaug.data.config import DataConfig
 from fastaug.data.image_set import ImageSet, decode
-from fastaug.data.sources import check_classes, open_source, open_split, open_split_or_flat
+from fastaug.data.sources import DataSource, align_classes
 from fastaug.errors import DataError
 
 
 class TestFolder:
     def test_images_labels_and_classes(self, folder: Path) -> None:
-        train, test = open_source(str(folder))
+        train, test = open_both(str(folder))
         assert train.classes == test.classes == CLASSES
         assert np.bincount(train.labels).tolist() == [12, 12, 12]
         assert np.bincount(test.labels).tolist() == [5, 5, 5]
         for index in (0, 13, 35):
-            expected = np.asarray(Image.open(train.files[index]).convert("RGB"))
+            expected = np.asarray(Image.open(Path(train.where(index))).convert("RGB"))
             np.testing.assert_array_equal(train.image(index), expected)
-            assert train.files[index].parent.name == CLASSES[train.labels[index]]
+            assert Path(train.where(index)).parent.name == CLASSES[train.labels[index]]
 
     @pytest.mark.parametrize("name", ["val", "valid", "validation", "test"])
     def test_names_of_the_test_set(self, name: str, tmp_path: Path) -> None:
         root = write_folder(tmp_path, {"train": 2, name: 1})
-        assert len(open_split(str(root), "test")) == 3
+        assert len(open_data(str(root), "test")) == 3
 
     def test_hidden_folders_are_ignored(self, tmp_path: Path) -> None:
         root = write_folder(tmp_path / ".hidden", {"train": 2, "test": 1})
         for copy in (".ipynb_checkpoints", "red/.ipynb_checkpoints", "blue/more/.thumbnails/a"):
             shutil.copytree(root / "train/green", root / "train" / copy)
-        images = open_split(str(root), "train")
+        images = open_data(str(root), "train")
         assert images.classes == CLASSES
         assert np.bincount(images.labels).tolist() == [2, 2, 2]
 
@@ -50,56 +52,94 @@ class TestFolder:
         root = write_folder(tmp_path, {"train": 2, "test": 1})
         (root / "train/red/more").mkdir()
         (root / "train/red/00.jpg").rename(root / "train/red/more/00.JPG")
-        assert len(open_split(str(root), "train")) == 6
+        assert len(open_data(str(root), "train")) == 6
 
     def test_no_such_path(self) -> None:
         with raises(DataError, "--data nowhere"):
-            open_split("nowhere", "train")
+            open_data("nowhere", "train")
 
     def test_no_data_given(self) -> None:
         with raises(DataError, "--data PATH"):
-            open_split("", "train")
+            open_data("", "train")
 
     def test_no_split_folders(self, tmp_path: Path) -> None:
-        with raises(DataError, "train/"):
-            open_split(str(tmp_path), "train")
-        (tmp_path / "train/a").mkdir(parents=True)
-        with raises(DataError, "val/ test/"):
-            open_split(str(tmp_path), "test")
+        with raises(DataError, str(tmp_path)):
+            open_data(str(tmp_path), "train")
+        (tmp_path / "val/a").mkdir(parents=True)
+        with raises(DataError, "val/ train/"):
+            open_data(str(tmp_path), "train")
 
     def test_no_class_folders(self, tmp_path: Path) -> None:
         (tmp_path / "train").mkdir()
         (tmp_path / "train/a.jpg").touch()
         with raises(DataError, "train"):
-            open_split(str(tmp_path), "train")
+            open_data(str(tmp_path), "train")
 
-    def test_a_class_without_images(self, tmp_path: Path) -> None:
+    def test_a_class_without_images(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         root = write_folder(tmp_path, {"train": 1, "test": 1})
         (root / "train/green/00.jpg").rename(root / "train/green/00.txt")
-        with raises(DataError, "green"):
-            open_split(str(root), "train")
+        images = open_data(str(root), "train")
+        assert images.classes == CLASSES
+        assert images.labels.tolist() == [CLASSES.index("blue"), CLASSES.index("red")]
+        (line,) = caplog.messages
+        assert missing(line, f"{root / 'train'} green") == []
+
+    @pytest.mark.parametrize("has_train", [True, False])
+    @pytest.mark.parametrize(("share", "held"), [(0.0, 1), (0.3, 4), (0.5, 6)])
+    def test_without_test_images_some_are_held_out(
+        self,
+        tmp_path: Path,
+        caplog: pytest.LogCaptureFixture,
+        has_train: bool,
+        share: float,
+        held: int,
+    ) -> None:
+        caplog.set_level("INFO", "fastaug")
+        root = write_folder(tmp_path, {"train": 12})
+        if not has_train:
+            root = root / "train"
+        source = DataSource(DataConfig(data=str(root), validation=share))
+        (train, validation), test = source.training(), source.test()
+        assert validation is None
+        assert np.bincount(test.labels).tolist() == [held] * 3
+        assert np.bincount(train.labels).tolist() == [12 - held] * 3
+        assert not {*files_of(train)} & {*files_of(test)}
+        for part in (train, test):
+            for file, label in zip(files_of(part), part.labels, strict=True):
+                assert file.parent.name == CLASSES[label]
+        (line,) = caplog.messages
+        assert missing(line, f"{3 * held} 36 --validation") == []
+        again = DataSource(DataConfig(data=str(root), validation=share))
+        assert files_of(again.test()) == files_of(test)
+
+    def test_test_images_may_lack_classes(self, tmp_path: Path) -> None:
+        root = write_folder(tmp_path, {"train": 2, "test": 1})
+        shutil.rmtree(root / "test/green")
+        train, test = open_both(root)
+        assert test.classes == train.classes == CLASSES
+        assert [CLASSES[label] for label in test.labels] == ["blue", "red"]
 
     def test_one_class_only(self, tmp_path: Path) -> None:
         root = write_folder(tmp_path, {"train": 1, "test": 1})
         shutil.rmtree(root / "train/green")
         shutil.rmtree(root / "train/red")
         with raises(DataError, "train blue"):
-            open_split(str(root), "train")
+            open_data(str(root), "train")
 
     def test_classes_that_differ(self, tmp_path: Path) -> None:
         root = write_folder(tmp_path, {"train": 1, "test": 1})
         (root / "test/red").rename(root / "test/rouge")
         with raises(DataError, "rouge red"):
-            open_source(str(root))
+            open_both(str(root))
 
     def test_the_fingerprint_knows_the_set_but_not_the_place(
         self, folder: Path, tmp_path: Path
     ) -> None:
         moved = Path(shutil.copytree(folder, tmp_path / "moved"))
-        before = open_split(str(folder), "train").fingerprint
-        assert open_split(str(moved), "train").fingerprint == before
+        before = open_data(str(folder), "train").fingerprint
+        assert open_data(str(moved), "train").fingerprint == before
         (moved / "train/red/03.jpg").unlink()
-        assert open_split(str(moved), "train").fingerprint != before
+        assert open_data(str(moved), "train").fingerprint != before
 
 
 class TestDecode:
@@ -121,8 +161,8 @@ class TestDecode:
             decode(damaged, "bad.jpg")
 
     def test_a_missing_file_is_named(self, tmp_path: Path) -> None:
-        images = open_split(str(write_folder(tmp_path, {"train": 2})), "train")
-        images.files[3].unlink()
+        images = open_data(str(write_folder(tmp_path, {"train": 2})), "train")
+        Path(images.where(3)).unlink()
         with raises(DataError, "green/01.jpg"):
             images.image(3)
 
@@ -170,7 +210,7 @@ class TestCifar:
             with tarfile.open(path, "w:gz") as archive:
                 archive.add(folder, folder.name)
             shutil.rmtree(folder)
-        train, test = open_source(str(path))
+        train, test = open_both(str(path))
         assert len(train) == (20 if kind == 10 else 4)
         assert len(test) == 4
         assert train.classes[:2] == ("class0", "class1")
@@ -192,7 +232,7 @@ class TestCifar:
 
         (folder / "data_batch_3").write_bytes(pickle.dumps({b"data": Malice()}))
         with raises(DataError, "data_batch_3 pickle"):
-            open_split(str(folder), "train")
+            open_data(str(folder), "train")
         assert not proof.exists()
 
     @pytest.mark.parametrize("content", [b"", b"\x80\x02garbage", pickle.dumps([1, 2])])
@@ -200,26 +240,26 @@ class TestCifar:
         folder = write_cifar(tmp_path, 10)
         (folder / "data_batch_2").write_bytes(content)
         with raises(DataError, "pickle"):
-            open_split(str(folder), "train")
+            open_data(str(folder), "train")
 
     def test_a_missing_file(self, tmp_path: Path) -> None:
         folder = write_cifar(tmp_path, 10)
         (folder / "data_batch_5").unlink()
         with raises(DataError, "data_batch_5"):
-            open_split(str(folder), "train")
+            open_data(str(folder), "train")
 
     def test_an_archive_with_another_layout(self, tmp_path: Path) -> None:
         path = tmp_path / "other.tar.gz"
         with tarfile.open(path, "w:gz") as archive:
             archive.addfile(tarfile.TarInfo("photos/a.jpg"), io.BytesIO())
         with raises(DataError, "photos/a.jpg"):
-            open_split(str(path), "train")
+            open_data(str(path), "train")
 
     def test_not_an_archive(self, tmp_path: Path) -> None:
         path = tmp_path / "cifar-10-python.tar.gz"
         path.write_bytes(b"no archive at all")
         with raises(DataError, path.name):
-            open_split(str(path), "train")
+            open_data(str(path), "train")
 
     def test_a_truncated_archive(self, tmp_path: Path) -> None:
         folder, path = write_cifar(tmp_path, 10), tmp_path / "cifar.tar.gz"
@@ -227,7 +267,7 @@ class TestCifar:
             archive.add(folder, folder.name)
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
         with raises(DataError, "cifar.tar.gz"):
-            open_split(str(path), "train")
+            open_data(str(path), "train")
 
     def test_a_path_out_of_the_archive_writes_nothing(self, tmp_path: Path) -> None:
         inside = tmp_path / "inside"
@@ -238,7 +278,7 @@ class TestCifar:
             member.size = 3
             archive.addfile(member, io.BytesIO(b"abc"))
         with pytest.raises(DataError):
-            open_split(str(path), "train")
+            open_data(str(path), "train")
         assert not (tmp_path / "escaped").exists()
 
 
@@ -261,14 +301,14 @@ class TestNpz:
     )
     def test_both_splits(self, names: tuple[str, ...], tmp_path: Path) -> None:
         arrays = (self.images, self.labels, self.images[:7], self.labels[:7, None])
-        train, test = open_source(npz(tmp_path, **dict(zip(names, arrays, strict=True))))
+        train, test = open_both(npz(tmp_path, **dict(zip(names, arrays, strict=True))))
         assert (len(train), len(test)) == (40, 7)
         np.testing.assert_array_equal(train.image(3), self.images[3])
         assert test.labels.tolist() == [0, 1, 2, 3, 0, 1, 2]
         assert train.classes == ("0", "1", "2", "3")
 
     def test_a_test_set_is_held_out_where_there_is_none(self, tmp_path: Path) -> None:
-        train, test = open_source(npz(tmp_path, images=self.images, labels=self.labels))
+        train, test = open_both(npz(tmp_path, images=self.images, labels=self.labels))
         assert (len(train), len(test)) == (36, 4)
         assert sorted(test.labels.tolist()) == [0, 1, 2, 3]
         seen = {image.tobytes() for image in (*train.array, *test.array)}
@@ -276,10 +316,10 @@ class TestNpz:
 
     def test_names_of_the_classes(self, tmp_path: Path) -> None:
         path = npz(tmp_path, images=self.images, labels=self.labels, classes=list("abcd"))
-        assert open_split(path, "train").classes == ("a", "b", "c", "d")
+        assert open_data(path, "train").classes == ("a", "b", "c", "d")
 
     def test_grey_images(self, tmp_path: Path) -> None:
-        train = open_split(npz(tmp_path, images=self.images[..., 0], labels=self.labels), "train")
+        train = open_data(npz(tmp_path, images=self.images[..., 0], labels=self.labels), "train")
         np.testing.assert_array_equal(train.image(0), np.repeat(self.images[0, ..., :1], 3, -1))
 
     @pytest.mark.parametrize(
@@ -301,28 +341,32 @@ class TestNpz:
     )
     def test_wrong_layouts(self, arrays: dict, message: str, tmp_path: Path) -> None:
         with raises(DataError, "set.npz", message):
-            open_split(npz(tmp_path, **arrays), "train")
+            open_data(npz(tmp_path, **arrays), "train")
 
     def test_object_arrays_are_not_unpickled(self, tmp_path: Path) -> None:
         path = npz(tmp_path, images=np.array([{}, {}], object), labels=self.labels)
         with raises(DataError, "set.npz"):
-            open_split(path, "train")
+            open_data(path, "train")
 
     def test_not_an_npz(self, tmp_path: Path) -> None:
         (tmp_path / "x.npz").write_bytes(b"nothing of the kind")
         with raises(DataError, "x.npz"):
-            open_split(str(tmp_path / "x.npz"), "train")
+            open_data(str(tmp_path / "x.npz"), "train")
 
 
 def test_an_unknown_kind_of_file(tmp_path: Path) -> None:
     (tmp_path / "x.csv").touch()
     with raises(DataError, "x.csv"):
-        open_split(str(tmp_path / "x.csv"), "train")
+        open_data(str(tmp_path / "x.csv"), "train")
 
 
-def test_classes_in_another_order(folder: Path) -> None:
-    with raises(DataError, "order"):
-        check_classes(open_split(str(folder), "test"), CLASSES[::-1], "the checkpoint")
+def test_labels_follow_the_classes_of_a_checkpoint(folder: Path) -> None:
+    test = open_data(str(folder), "test")
+    known = ("other", *CLASSES[::-1])
+    aligned = align_classes(test, known, "the checkpoint")
+    assert aligned.classes == known
+    for index in range(len(test)):
+        assert known[aligned.labels[index]] == Path(test.where(index)).parent.name
 
 
 def test_a_reader_is_asked_before_a_folder_counts_as_flat(
@@ -330,11 +374,13 @@ def test_a_reader_is_asked_before_a_folder_counts_as_flat(
 ) -> None:
     """A format may have its images directly in the folder, beside their labels."""
     images = folder / "train" / "red"
-    assert open_split_or_flat(str(images), "train").classes == ("red",)
+    assert open_training_or_flat(str(images)).classes == ("red",)
 
-    def open_both(_path: Path, split: sources.Split) -> ImageSet:
-        return open_split(str(folder), split)
+    def open_split(_path: Path, split: sources.Split, _config: DataConfig) -> ImageSet:
+        return open_data(str(folder), split)
 
-    csv = SimpleNamespace(DESCRIPTION="", matches=lambda path: path == images, open_split=open_both)
+    csv = SimpleNamespace(
+        matches=lambda path: path == images, has_test=lambda _: True, open_split=open_split
+    )
     monkeypatch.setattr(sources, "READERS", (csv, *sources.READERS))
-    assert open_split_or_flat(str(images), "train").classes == ("blue", "green", "red")
+    assert open_training_or_flat(str(images)).classes == ("blue", "green", "red")

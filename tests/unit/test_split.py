@@ -10,11 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from expect import raises
+from image_sets import files_of, open_data
 
 from fastaug.config import TrainConfig
-from fastaug.data.image_set import ImageSet, Spans
-from fastaug.data.sources import open_split
+from fastaug.data.image_set import ImageSet
 from fastaug.data.split import held_out, split_training
+from fastaug.data.storage import Spans
 from fastaug.engine.loaders import build_loader
 from fastaug.engine.trainer import Trainer
 from fastaug.errors import ConfigError
@@ -103,13 +104,13 @@ def test_classes_of_one_image_cannot_be_split() -> None:
 
 
 def test_files_are_split_with_their_labels(folder: Path) -> None:
-    files = open_split(str(folder), "train")
+    files = open_data(str(folder), "train")
     train, held = split_training(files, validation=0.25, train_images=6)
     assert held is not None
     assert (len(train), len(held)) == (6, 9)
-    assert not set(train.files) & set(held.files)
+    assert not set(files_of(train)) & set(files_of(held))
     for part in (train, held):
-        named = [part.classes.index(file.parent.name) for file in part.files]
+        named = [part.classes.index(file.parent.name) for file in files_of(part)]
         assert part.labels.tolist() == named
 
 
@@ -124,7 +125,7 @@ def test_images_in_shards_are_split_with_all_of_their_parts(tmp_path: Path) -> N
         continued={1: ((8, 1),), 3: ((9, 1),)},
         separator=b"-",
     )
-    images = ImageSet("spans", ("a", "b"), np.array([0, 1, 0, 1]), spans=spans)
+    images = ImageSet("spans", ("a", "b"), np.array([0, 1, 0, 1]), storage=spans)
     train, held = split_training(images, validation=0.5, train_images=0)
     assert held is not None
     assert [train.encoded(i) for i in range(2)] == [b"01", b"23-8"]

@@ -10,11 +10,18 @@ from typing import IO, Any, NamedTuple, cast
 
 import numpy as np
 
+from fastaug.data.config import DataConfig
 from fastaug.data.image_set import ImageSet, Split
 from fastaug.data.readers.plain_pickle import read_plain_pickle
 from fastaug.errors import DataError, parser_errors
 
 DESCRIPTION = "CIFAR's cifar-10-python.tar.gz or cifar-100-python.tar.gz, packed or unpacked"
+LAYOUT: tuple[tuple[str, str], ...] = (
+    (
+        "CIFAR-10, CIFAR-100",
+        "the python version, as a folder or as the `.tar.gz` it comes in",
+    ),
+)
 _MAX_FILE = 2**28  # bytes; CIFAR-100's train file has 155 MB
 _MAX_ARCHIVE = 2**29  # bytes unpacked; both archives have 186 MB
 _MAX_MEMBERS = 1000
@@ -59,7 +66,11 @@ def matches(path: Path) -> bool:
     return path.name.endswith((".tar.gz", ".tgz", ".tar"))
 
 
-def open_split(path: Path, split: Split) -> ImageSet:
+def has_test(_path: Path) -> bool:
+    return True
+
+
+def open_split(path: Path, split: Split, _config: DataConfig) -> ImageSet:
     found = _find_folder(path) if path.is_dir() else None
     return _open_archive(path, split) if found is None else _open_folder(*found, split)
 

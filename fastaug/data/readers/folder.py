@@ -8,55 +8,107 @@ from pathlib import Path
 
 import numpy as np
 
+from fastaug.data.config import DataConfig
 from fastaug.data.image_set import IMAGE_SUFFIXES, ImageSet, Split
+from fastaug.data.storage import Files
 from fastaug.errors import DataError
 
-DESCRIPTION = "a folder with class folders in train/ and in val/ or test/"
-_SPLITS = {"train": ("train",), "test": ("val", "valid", "validation", "test")}
+DESCRIPTION = "a folder with class folders, or with class folders in train/ and in val/ or test/"
+LAYOUT: tuple[tuple[str, str], ...] = (
+    (
+        "a folder with splits",
+        "`train/CLASS/*.jpg` and `val/CLASS/*.jpg`; `valid`, `validation` or `test` instead of "
+        "`val` (the first of them); jpg, png, bmp, webp, ppm, tif, gif",
+    ),
+    (
+        "a folder without test images",
+        "`CLASS/*.jpg`, or only `train/CLASS/*.jpg`: a tenth of each class is held out for testing "
+        "(`--validation` sets the share)",
+    ),
+)
+_TRAIN = "train"
+TEST_FOLDERS = ("val", "valid", "validation", "test")
+"""The first one that exists. "test" comes last: ImageNet's has no labels."""
 
 
 def matches(path: Path) -> bool:
     return path.is_dir()
 
 
-def open_split(root: Path, split: Split) -> ImageSet:
-    folder = next((root / name for name in _SPLITS[split] if (root / name).is_dir()), None)
-    if folder is None:
-        wanted = " or ".join(f"{name}/" for name in _SPLITS[split])
-        raise DataError(
-            f"{root}: has no folder {wanted}; put class folders or shards (.tar, .tfrecord, .rec) "
-            "into train/ and into val/ or test/"
-        )
-    # Hidden folders are those of tools, such as .ipynb_checkpoints.
-    classes = sorted(e.name for e in folder.iterdir() if e.is_dir() and not e.name.startswith("."))
+def has_test(root: Path) -> bool:
+    return _test_folder(root) is not None
+
+
+def open_split(root: Path, split: Split, _config: DataConfig) -> ImageSet:
+    folder = _test_folder(root) if split == "test" else _training_folder(root)
+    assert folder is not None
+    return open_class_folders(folder)
+
+
+def open_class_folders(folder: Path) -> ImageSet:
+    """The images in CLASS/**."""
+    classes = sorted(_visible_folders(folder))
     if not classes:
-        raise DataError(f"{folder}: has no class folders (one folder of images for each class)")
-    files, labels = [], []
-    for label, name in enumerate(classes):
-        found = sorted(_images_below(folder / name))
-        if not found:
-            raise DataError(f"{folder / name}: has no images ({', '.join(sorted(IMAGE_SUFFIXES))})")
-        files += found
-        labels += [label] * len(found)
-    return ImageSet(str(folder), tuple(classes), np.array(labels, np.int64), tuple(files))
+        raise DataError(
+            f"{folder}: has no class folders (one folder of images for each class) and no shards "
+            "(.tar, .tfrecord, .rec)"
+        )
+    names: list[str] = []
+    counts = []
+    for name in classes:
+        found = sorted(_images_below(folder, name))
+        names += found
+        counts.append(len(found))
+    if not names:
+        kinds = ", ".join(sorted(IMAGE_SUFFIXES))
+        raise DataError(f"{folder}: the class folders have no images ({kinds})")
+    labels = np.repeat(np.arange(len(classes)), counts)
+    return ImageSet(str(folder), tuple(classes), labels, Files.of(names, folder))
 
 
-def open_flat(root: Path, split: Split) -> ImageSet | None:
-    """The images directly in a folder, as one class; None if it has none, or has the split."""
-    files = sorted(f for f in root.iterdir() if _is_image(f)) if root.is_dir() else []
-    if not files or any((root / name).is_dir() for name in _SPLITS[split]):
+def open_flat(root: Path) -> ImageSet | None:
+    """The images directly in a folder, as one class; None if it has none, or has splits."""
+    names = sorted(name for name in os.listdir(root) if _is_image(name))
+    if not names or any((root / name).is_dir() for name in (_TRAIN, *TEST_FOLDERS)):
         return None
-    labels = np.zeros(len(files), np.int64)
-    return ImageSet(str(root), (root.absolute().name,), labels, tuple(files))
+    labels = np.zeros(len(names), np.int64)
+    return ImageSet(str(root), (root.absolute().name,), labels, Files.of(names, root))
 
 
-def _images_below(folder: Path) -> Iterator[Path]:
-    """The images at any depth, without those in hidden folders."""
-    start = len(str(folder))
-    for file in folder.rglob("*"):
-        if _is_image(file) and f"{os.sep}." not in str(file)[start:]:
-            yield file
+def _test_folder(root: Path) -> Path | None:
+    return next((root / name for name in TEST_FOLDERS if (root / name).is_dir()), None)
 
 
-def _is_image(file: Path) -> bool:
-    return file.suffix.lower() in IMAGE_SUFFIXES and not file.name.startswith(".")
+def _training_folder(root: Path) -> Path:
+    """train/, or the folder itself if it has no splits."""
+    if (root / _TRAIN).is_dir():
+        return root / _TRAIN
+    if (test := _test_folder(root)) is not None:
+        raise DataError(
+            f"{root}: has {test.name}/, but no train/; put class folders or shards (.tar, "
+            ".tfrecord, .rec) into train/"
+        )
+    return root
+
+
+def _visible_folders(folder: Path) -> Iterator[str]:
+    """Hidden folders are those of tools, such as .ipynb_checkpoints."""
+    with os.scandir(folder) as entries:
+        yield from (e.name for e in entries if not e.name.startswith(".") and e.is_dir())
+
+
+def _images_below(folder: Path, below: str) -> Iterator[str]:
+    """Names of the images in folder/below at any depth, from `folder` on, except hidden ones."""
+    with os.scandir(folder / below) as entries:
+        for entry in entries:
+            name = f"{below}/{entry.name}"
+            if entry.name.startswith("."):
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                yield from _images_below(folder, name)
+            elif _is_image(entry.name):
+                yield name
+
+
+def _is_image(name: str) -> bool:
+    return os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES and not name.startswith(".")

@@ -10,17 +10,26 @@ import io
 import math
 import struct
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
 import numpy as np
 
+from fastaug.data.config import DataConfig
 from fastaug.data.image_set import ImageSet, Split
-from fastaug.data.split import held_out
 from fastaug.errors import DataError, few, parser_errors
 from fastaug.runtime.device import memory_bound
 
 DESCRIPTION = "an .npz with images and labels"
+LAYOUT: tuple[tuple[str, str], ...] = (
+    (
+        "`.npz`",
+        "`images` [N, H, W, 3] uint8 and `labels` [N], with `test_images` and `test_labels` or a "
+        "tenth held out",
+    ),
+)
 _NAMES = {
     "train": (("train_images", "train_labels"), ("x_train", "y_train"), ("images", "labels")),
     "test": (
@@ -29,8 +38,6 @@ _NAMES = {
         ("val_images", "val_labels"),
     ),
 }
-_TEST_SHARE = 0.1
-"""Share of each class that becomes the test set of an .npz without one."""
 _MAX_CLASSES = 2**20  # a label of 2**62 would need as many class names
 _MAX_HEADER = 10_000  # characters, as numpy allows
 _STEP = 2**20
@@ -41,10 +48,14 @@ def matches(path: Path) -> bool:
     return path.suffix == ".npz" and not path.is_dir()
 
 
-def open_split(path: Path, split: Split) -> ImageSet:
-    with parser_errors(f"{path}: not a readable .npz"), zipfile.ZipFile(path) as file:
-        archive = _Archive(path, file)
-        image_name, label_name, has_no_test = _array_names(path, archive, split)
+def has_test(path: Path) -> bool:
+    with _opened(path) as archive:
+        return any(images in archive and labels in archive for images, labels in _NAMES["test"])
+
+
+def open_split(path: Path, split: Split, _config: DataConfig) -> ImageSet:
+    with _opened(path) as archive:
+        image_name, label_name = _array_names(path, archive, split)
         images, labels = archive.read(image_name), archive.read(label_name)
         # The training labels define the classes of both splits.
         train_labels = archive.read(_array_names(path, archive, "train")[1])
@@ -65,10 +76,13 @@ def open_split(path: Path, split: Split) -> ImageSet:
             f"{path}: {split} labels must be 0 to {len(classes) - 1}, as in training; "
             f"got {labels.min()} to {labels.max()}"
         )
-    if has_no_test:
-        keep = held_out(labels, _TEST_SHARE) == (split == "test")
-        images, labels = images[keep], labels[keep]
     return ImageSet(f"{path} ({split})", classes, labels, array=images)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[_Archive]:
+    with parser_errors(f"{path}: not a readable .npz"), zipfile.ZipFile(path) as file:
+        yield _Archive(path, file)
 
 
 def _check_images(path: Path, images: np.ndarray) -> np.ndarray:
@@ -95,13 +109,11 @@ def _check_labels(path: Path, labels: np.ndarray, count: int) -> np.ndarray:
     return labels.astype(np.int64)
 
 
-def _array_names(path: Path, archive: _Archive, split: Split) -> tuple[str, str, bool]:
-    """Names of the images and labels, and whether the test set must be held out of them."""
+def _array_names(path: Path, archive: _Archive, split: Split) -> tuple[str, str]:
+    """Names of the images and labels."""
     for images, labels in _NAMES[split]:
         if images in archive and labels in archive:
-            return images, labels, not any(name in archive for name, _ in _NAMES["test"])
-    if split == "test":
-        return _array_names(path, archive, "train")
+            return images, labels
     takes = ", ".join("/".join(pair) for pairs in _NAMES.values() for pair in pairs)
     raise DataError(
         f"{path}: found no arrays of images and labels, only {few(archive.names) or 'nothing'}; "

@@ -15,19 +15,37 @@ from pathlib import Path
 
 import numpy as np
 
-from fastaug.data.image_set import ImageSet, Spans, Split
+from fastaug.data.config import DataConfig
+from fastaug.data.image_set import ImageSet, Split
+from fastaug.data.readers.folder import TEST_FOLDERS
 from fastaug.data.readers.recordio import MAGIC, read_records
 from fastaug.data.readers.shard_file import Record, Shard
 from fastaug.data.readers.shard_index import ShardIndex, load_index, make_index
 from fastaug.data.readers.tfrecord import read_examples
 from fastaug.data.readers.webdataset import read_samples
+from fastaug.data.storage import Spans
 from fastaug.errors import DataError
 
 log = logging.getLogger("fastaug")
 
 DESCRIPTION = "a folder with shards (.tar, .tfrecord, .rec) in train/ and in val/ or test/"
-# The first one that exists. "test" comes last: ImageNet's has no labels.
-_NAMES = {"train": ("train",), "test": ("val", "validation", "test")}
+LAYOUT: tuple[tuple[str, str], ...] = (
+    (
+        "WebDataset",
+        "tar shards with `KEY.jpg` and `KEY.cls`, in `train/` and `val/` or `test/`, or named by "
+        "split: `x-train-0000.tar`",
+    ),
+    (
+        "TFRecord",
+        "`image/encoded` and `image/class/label`, for example ImageNet's `train-00000-of-01024`; "
+        "folders or names as above",
+    ),
+    (
+        "RecordIO",
+        "MXNet's `.rec`, for example `train.rec` and `val.rec`; folders or names as above",
+    ),
+)
+_NAMES = {"train": ("train",), "test": TEST_FOLDERS}
 _WORDS = "|".join(word for words in _NAMES.values() for word in words)
 _MAX_NAMES = 2**26  # bytes of classes.txt
 _THREADS = 8  # indexing waits for the storage
@@ -58,7 +76,11 @@ def matches(path: Path) -> bool:
     return path.is_dir() and bool(find_shards(path, "train"))
 
 
-def open_split(root: Path, split: Split) -> ImageSet:
+def has_test(root: Path) -> bool:
+    return bool(find_shards(root, "test"))
+
+
+def open_split(root: Path, split: Split, _config: DataConfig) -> ImageSet:
     shards, format = _shards(root, split)
     indexes = _indexes(root, shards, format)
     labels = np.concatenate([index.label for index in indexes])
@@ -75,7 +97,7 @@ def open_split(root: Path, split: Split) -> ImageSet:
             "same data set"
         )
     classes = _class_names(root, known)
-    return ImageSet(name, classes, places, spans=_spans(shards, indexes, format.separator))
+    return ImageSet(name, classes, places, storage=_spans(shards, indexes, format.separator))
 
 
 def find_shards(root: Path, split: Split) -> tuple[Path, ...]:

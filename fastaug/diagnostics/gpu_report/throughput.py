@@ -17,6 +17,7 @@ import fastaug
 from fastaug.config import TrainConfig
 from fastaug.data.config import DataConfig
 from fastaug.data.image_set import ImageSet
+from fastaug.data.storage import Files
 from fastaug.diagnostics import photos
 from fastaug.diagnostics.gpu_report.decode import require_gpu_decoder
 from fastaug.diagnostics.gpu_report.pictures import CLASSES as LABELS
@@ -122,7 +123,7 @@ def _images(folder: Path, quick: bool) -> ImageSet:
             photos.save_picture(file, (number,))
     files *= 64
     labels = np.arange(len(files)) % len(LABELS)
-    images = ImageSet("pictures", LABELS, labels, files=tuple(files))
+    images = ImageSet("pictures", LABELS, labels, Files.of(files))
     return scan_configured(DataConfig(), images)
 
 

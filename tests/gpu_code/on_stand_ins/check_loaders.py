@@ -9,12 +9,12 @@ import nullgpu_client as gpu
 import numpy as np
 import pytest
 import torch
+from image_sets import open_data
 from nullgpu_client import Record
 from training import run
 
 import fastaug
 from fastaug.config import TrainConfig
-from fastaug.data.sources import open_split
 from fastaug.engine.evaluation import Evaluation
 from fastaug.engine.learner import Learner
 from fastaug.engine.loaders import build_evaluation_loader, scan_configured
@@ -177,7 +177,7 @@ def test_a_step_waits_once_for_the_step_before(tiny: Tiny) -> None:
 
 def test_an_evaluation_waits_once_for_all_its_batches(tiny: Tiny) -> None:
     config = tiny(kernel="reference", device=str(DEVICE))
-    images = scan_configured(config.data, open_split(config.data.data, "test"))
+    images = scan_configured(config.data, open_data(config.data.data, "test"))
     evaluation = Evaluation(images, config, DEVICE, batch_size=4)
     model = fastaug.build_model("wrn-10-1", num_classes=3).to(DEVICE)
     evaluation.measure(model, views=2)  # builds the loaders
