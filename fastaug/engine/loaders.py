@@ -46,6 +46,7 @@ def build_loader(
         train=True,
         images_per_batch=config.images_per_part(ranks),
         batches_per_step=config.optim.accumulate,
+        epochs=config.optim.epochs,
         rank=rank,
         ranks=ranks,
     )

@@ -217,7 +217,7 @@ def test_a_batch_is_dali_s_own_memory(tiny: Tiny, monkeypatch: pytest.MonkeyPatc
 
     from_dlpack = torch.from_dlpack
     monkeypatch.setattr(torch, "from_dlpack", spy)
-    batches = list(fastaug.build_loader(tiny(**OPERATORS)))
+    batches = list(fastaug.build_loader(tiny(**OPERATORS, epochs=1)))
     assert [batch.views.data_ptr() for batch in batches] == handed_over
     assert [batch.flat.data_ptr() for batch in batches] == handed_over
 
