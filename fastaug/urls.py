@@ -6,6 +6,7 @@ must not hold a secret: user names, passwords and signatures are refused when th
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -30,6 +31,14 @@ class RemoteUrl(NamedTuple):
 def is_url(data: str) -> bool:
     """Whether --data is a URL, not a path."""
     return "://" in data
+
+
+def absolute_data(data: str) -> str:
+    """--data as it is stored: a path is made absolute, so that a checkpoint finds its data from any
+    folder."""
+    if data in ("", "shapes") or is_url(data):
+        return data
+    return str(Path(data).expanduser().absolute())
 
 
 def parse_url(data: str) -> RemoteUrl:
