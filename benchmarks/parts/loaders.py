@@ -38,12 +38,12 @@ from fastaug.data.image_set import ImageSet, Manifest
 from fastaug.data.sampler import BatchSampler
 from fastaug.engine.loaders import build_loader, scan_configured
 from fastaug.errors import ConfigError, KernelUnavailableError
+from fastaug.normalization import pixel_statistics
 from fastaug.runtime.cores import worker_count
 from fastaug.views.batch import view_dtype
 from fastaug.views.config import ViewConfig
 from fastaug.views.engine import fused_engine, resolve_engine
 from fastaug.views.plan import PAD
-from fastaug.views.reference import NORMALIZATION
 from parts.ffcv_loader import ffcv
 from parts.timing import Stream, UnfitError
 
@@ -227,7 +227,7 @@ class _Views(Dataset):
 
     def __getitem__(self, indices: np.ndarray) -> Tensor:
         view = self.config.resolved_view
-        mean, deviation = (torch.tensor(values) for values in NORMALIZATION[view.normalize])
+        mean, deviation = (torch.tensor(values) for values in pixel_statistics(view.normalize))
         shape = (len(indices), view.views, view.size, view.size, 3)
         views = torch.empty(shape, dtype=view_dtype(view.views_dtype))
         for own, index in zip(views, map(int, indices), strict=True):

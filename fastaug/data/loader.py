@@ -19,7 +19,7 @@ from fastaug.data.image_set import ImageSet
 from fastaug.data.retry import BadImagesError, RetryError, quarantine
 from fastaug.data.sampler import BatchKey, BatchSampler
 from fastaug.errors import CheckpointError, DataError
-from fastaug.settings import fixed_settings, flag
+from fastaug.settings import fixed_settings, flag, plain, typed
 from fastaug.views.batch import ViewBatch
 from fastaug.views.config import ViewConfig
 from fastaug.views.philox import TEST_VIEWS, TRAIN_VIEWS
@@ -182,7 +182,7 @@ class ViewLoader:
         if state.keys() != self.state_dict().keys():
             raise CheckpointError("the loader's state was written by another version of fastaug")
         differing = [
-            f"{name} {state[name]} (here: {here})"
+            f"{name} {typed(state[name])} (here: {typed(here)})"
             for name, here in self._identity.items()
             if state[name] != here
         ]
@@ -201,11 +201,10 @@ class ViewLoader:
     def _identity(self) -> dict[str, Any]:
         """What the batches and their views depend on."""
         settings = dict(fixed_settings(self._view)) | {"last_batch": self._data.last_batch}
-        plain = {n: list(v) if isinstance(v, tuple) else v for n, v in settings.items()}
         uses_table = self._view.augment == "randaugment" and not self._view.uses_dali_policy
         return {
             "--seed": self._seed,
-            **{flag(name): value for name, value in plain.items()},
+            **{flag(name): plain(value) for name, value in settings.items()},
             "RandAugment table": table_fingerprint() if uses_table else None,
             "images per batch over all ranks": self._sampler.images_per_batch * self._sampler.ranks,
             "number of images": len(self.images),

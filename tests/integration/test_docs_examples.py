@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import fastaug
+from fastaug import train
 from fastaug.config import TrainConfig
 from fastaug.data import shapes
 from fastaug.engine.trainer import Trainer
@@ -104,6 +105,19 @@ def test_the_central_crop_is_what_fastaug_makes() -> None:
         (view,) = fastaug.make_views(images, plan, normalize=None)[0]
         expected = central_crop(image, 32)
         assert np.abs(view.permute(1, 2, 0).numpy() - expected).max() < 0.001
+
+
+def test_the_statistics_of_own_data(capsys: pytest.CaptureFixture) -> None:
+    """The printed flag against torch's mean and deviation of all pixels, and as a flag."""
+    (code,) = examples("guide/views.md")
+    images = run(code)["images"]
+    _, *words = (line := capsys.readouterr().out).split()
+    some = np.stack([images.image(index) for index in range(0, len(images), 4)])
+    pixels = torch.from_numpy(some).double().div(255).flatten(0, 2)
+    config, _ = train.configure(line.split())
+    assert len(words) == 2
+    expected = [pixels.mean(0).tolist(), pixels.std(0, unbiased=False).tolist()]
+    np.testing.assert_allclose(config.view.normalize, expected, atol=6e-4)
 
 
 def test_the_checkpoint_page(finished_run: Path) -> None:

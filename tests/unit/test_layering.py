@@ -18,10 +18,10 @@ LAYERS = [
     {"runs", "data", "pipelines", "models", "recipes"},
     {"views", "kernels"},
     {"toolchain", "runtime"},
-    {"config", "settings", "errors", "urls"},
+    {"config", "settings", "normalization", "errors", "urls"},
 ]
 # `import fastaug` is for anyone's training loop, and needs torch only.
-LIGHT = {"__init__", "config", "settings", "errors", "urls"}
+LIGHT = {"__init__", "config", "settings", "normalization", "errors", "urls"}
 LIGHT |= {"kernels", "recipes", "runtime", "toolchain"}
 
 

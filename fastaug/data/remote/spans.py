@@ -14,8 +14,8 @@ from fastaug.data.remote.cache import RangeCache
 from fastaug.data.remote.client import Client
 from fastaug.data.storage import Digest, Spans, Storage, Subset
 
-PARALLEL_READS = 64
-"""Reads to have in flight: at 50 ms per request they reach 1,200 images per second."""
+PARALLEL_READS = 128
+"""Reads to have in flight: at 50 ms per request they reach 1,850 images per second."""
 
 
 class RemoteSpans:
