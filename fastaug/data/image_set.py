@@ -24,7 +24,8 @@ IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".ti
 
 @dataclass(frozen=True)
 class Manifest:
-    """Size and state of each image in a set, known before decoding; made by data/scan.py."""
+    """Size and state of each image in a set, known before decoding; made by data/scan.py, or
+    read from the index of a packed set."""
 
     sizes: np.ndarray
     """[N, 2] int32, height and width; 0 for bad images."""
@@ -32,6 +33,13 @@ class Manifest:
     """[N] bool: whether DALI decodes the image to the same pixel values as Pillow."""
     bad: Mapping[int, str] = field(default_factory=dict)
     """Image -> why it cannot be used."""
+
+    def subset(self, keep: np.ndarray) -> Manifest:
+        """keep: [n] int64, ascending."""
+        place = np.searchsorted(keep, np.fromiter(self.bad, np.int64, len(self.bad))).tolist()
+        found = zip(place, self.bad.items(), strict=True)
+        bad = {at: reason for at, (i, reason) in found if at < len(keep) and keep[at] == i}
+        return Manifest(self.sizes[keep], self.plain[keep], bad)
 
 
 @dataclass(frozen=True)
@@ -57,7 +65,7 @@ class ImageSet:
         return {} if self.manifest is None else self.manifest.bad
 
     def subset(self, keep: np.ndarray, name: str) -> ImageSet:
-        """The images with these indices, without a manifest.
+        """The images with these indices.
 
         keep: [n] int64, ascending.
         """
@@ -67,7 +75,7 @@ class ImageSet:
             labels=self.labels[keep],
             storage=None if self.storage is None else Subset(self.storage, keep),
             array=None if self.array is None else self.array[keep],
-            manifest=None,
+            manifest=None if self.manifest is None else self.manifest.subset(keep),
         )
 
     def image(self, index: int) -> np.ndarray:

@@ -8,27 +8,22 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import time
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import PIL
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fastaug.data.array_cache import load_arrays, store_arrays
 from fastaug.data.image_set import ImageSet, Manifest
+from fastaug.data.progress import progress_bar, thread_pool
 from fastaug.data.scan_image import ImageInfo, MemoryBudget, scan_image
 from fastaug.data.storage import Storage
 from fastaug.errors import DataError, few, printable
 from fastaug.runtime.cache import cache_dir
-from fastaug.runtime.cores import core_count
 from fastaug.views.plan import MAX_PIXELS
 
 log = logging.getLogger("fastaug")
@@ -87,7 +82,10 @@ def scan_and_check(
 
 
 def scan_set(images: ImageSet, *, full: bool = False, workers: int = -1) -> ScanResult:
-    """Scan every image that is not in the cache, and cache the results."""
+    """Scan every image that is not in the cache, and cache the results.
+
+    A set that comes with a manifest, such as a packed one, is only scanned if full.
+    """
     count = len(images)
     if images.array is not None:
         sizes = np.tile(np.array(images.array.shape[1:3], np.int32), (count, 1))
@@ -100,8 +98,10 @@ def scan_set(images: ImageSet, *, full: bool = False, workers: int = -1) -> Scan
     def scan_chunk(chunk: Sequence[int]) -> list[ImageInfo]:
         return [scan_image(images, index, full=full, budget=budget) for index in chunk]
 
-    with _thread_pool(workers) as pool:
+    with thread_pool(workers) as pool:
         table = _Table.load(file).for_stamps(_all_stamps(images.storage, pool))
+        if images.manifest is not None:
+            table.add_known(images.manifest)
         rows = table.rows
         unknown = np.flatnonzero((rows["level"] < level) & ~rows["bad"]).tolist()
         try:
@@ -233,6 +233,13 @@ class _Table:
         rows["stamp"] = stamps
         return _Table(rows, reasons)
 
+    def add_known(self, manifest: Manifest) -> None:
+        """Fill in the rows of level 0 from a manifest without bad images."""
+        new = (self.rows["level"] == 0) & ~self.rows["bad"]
+        self.rows["height"][new], self.rows["width"][new] = manifest.sizes[new].T
+        self.rows["plain"][new] = manifest.plain[new]
+        self.rows["format"][new], self.rows["level"][new] = b"packed", _QUICK
+
     def set(self, row: int, info: ImageInfo, level: int) -> None:
         self.rows[row] = (
             self.rows[row]["stamp"],
@@ -275,21 +282,7 @@ def _percent(share: float) -> str:
     return f"{100 * share:.3g}%"
 
 
-# --- threads and progress ---
-
-
-@contextmanager
-def _thread_pool(workers: int) -> Iterator[ThreadPoolExecutor]:
-    """workers: number of threads; -1: four per core, since most of them wait for the storage."""
-    threads = min(32, 4 * core_count()) if workers < 0 else max(1, workers)
-    pool = ThreadPoolExecutor(threads)
-    try:
-        # Pillow would warn about individual images (large ones, odd EXIF).
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield pool
-    finally:
-        pool.shutdown(cancel_futures=True)
+# --- threads ---
 
 
 def _in_chunks(
@@ -297,30 +290,7 @@ def _in_chunks(
 ) -> Iterator[tuple]:
     """(chunk of the indices, result of work for it), in order."""
     chunks = [indices[start : start + size] for start in range(0, len(indices), size)]
-    with _progress_bar(title, len(indices)) as advance:
+    with progress_bar(title, len(indices)) as advance:
         for chunk, result in zip(chunks, pool.map(work, chunks), strict=True):
             yield chunk, result
             advance(len(chunk))
-
-
-@contextmanager
-def _progress_bar(title: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A progress bar on stderr, only in a terminal and after the first second."""
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    progress = Progress(
-        *columns, TextColumn("eta"), TimeRemainingColumn(), console=console, transient=True
-    )
-    task = progress.add_task(title, total=total)
-    begin = time.monotonic()
-
-    def advance(count: int) -> None:
-        progress.advance(task, count)
-        if console.is_terminal and time.monotonic() - begin > 1:
-            progress.start()
-
-    try:
-        yield advance
-    finally:
-        if progress.live.is_started:
-            progress.stop()

@@ -15,7 +15,7 @@ import numpy as np
 
 from fastaug.data.config import DataConfig
 from fastaug.data.image_set import ImageSet, Split
-from fastaug.data.readers import cifar, folder, npz, shards
+from fastaug.data.readers import cifar, folder, npz, packed, shards
 from fastaug.data.readers.remote import RemoteReader
 from fastaug.data.shapes import ensure_shapes
 from fastaug.data.split import split_training
@@ -46,15 +46,17 @@ class Reader(Protocol):
         """The training or the test images of the path. Test images may lack some classes."""
 
 
-READERS: tuple[Reader, ...] = (cifar, shards, folder, npz)
-"""Asked in this order; `folder` takes every folder."""
+READERS: tuple[Reader, ...] = (cifar, packed, shards, folder, npz)
+"""Asked in this order; `folder` takes every folder, `packed` is also one with shards."""
 
 
 class DataSource:
     """The image sets that --data and the other settings of the data name."""
 
-    def __init__(self, config: DataConfig) -> None:
+    def __init__(self, config: DataConfig, *, random_access: bool = True) -> None:
+        """random_access: False if all images are read once and in order."""
         self._config = config
+        self._random_access = random_access
         self._path = _existing_path(config.data)
         self._reader = _reader_of(self._path, config.data)
 
@@ -106,7 +108,7 @@ class DataSource:
         if split == "train" and not counts.all():
             empty = [images.classes[label] for label in np.flatnonzero(counts == 0)]
             log.warning("%s: no images of %s", images.name, few(empty))
-        if images.storage is None:
+        if images.storage is None or not self._random_access:
             return images
         return replace(images, storage=images.storage.for_random_access())
 

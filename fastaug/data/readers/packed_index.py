@@ -28,6 +28,8 @@ FOLDERS: dict[Split, str] = {"train": "train", "test": "val"}
 """Split -> folder of its shards."""
 INDEX_FILES: dict[Split, str] = {split: f"{folder}.index" for split, folder in FOLDERS.items()}
 """Split -> its index, next to the folder of its shards."""
+JOURNAL = "unfinished-pack.jsonl"
+"""While this file exists, the set is incomplete: fastaug.pack is running or was interrupted."""
 ROW = np.dtype(
     [
         ("offset", "<u8"),  # of the image in its shard
