@@ -36,8 +36,6 @@ class Faults:
     """Close the connection without an answer."""
     cut: int = 0
     """Close the connection in the middle of the body."""
-    missing: str = ""
-    """Answer 404 for objects whose path contains it."""
     down: bool = False
     """Answer 503 to everything."""
     requests: list[tuple[str, str]] = field(default_factory=list)
@@ -53,13 +51,11 @@ class Faults:
             kinds = ("unavailable", "throttled", "dropped", "cut")
             found = [kind for kind in kinds if (n := getattr(self, kind)) and count % n == 0]
             fault = "unavailable" if self.down else found[0] if found else ""
-            if self.missing and self.missing in path:
-                fault = "missing"
             self.injected[fault] = self.injected.get(fault, 0) + 1
             return fault
 
 
-_STATUS = {"unavailable": 503, "throttled": 429, "missing": 404}
+_STATUS = {"unavailable": 503, "throttled": 429}
 
 
 class _Proxy(BaseHTTPRequestHandler):
@@ -141,6 +137,14 @@ class ObjectStore:
         self._s3.put_object(Bucket=BUCKET, Key=key, Body=content, ACL="public-read")
 
 
+def _reset(host: str, port: int) -> None:
+    """Remove what an earlier server of this process has left: moto's objects are global."""
+    connection = http.client.HTTPConnection(host, port, timeout=30)
+    connection.request("POST", "/moto-api/reset")
+    assert connection.getresponse().status == 200
+    connection.close()
+
+
 @contextmanager
 def object_store() -> Iterator[ObjectStore]:
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
@@ -166,6 +170,7 @@ def object_store() -> Iterator[ObjectStore]:
         aws_secret_access_key=SECRET,
     )
     try:
+        _reset(host, port)
         s3.create_bucket(Bucket=BUCKET)
         yield ObjectStore(faults, environment, f"{endpoint}/{BUCKET}", s3)
     finally:

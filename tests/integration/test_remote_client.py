@@ -6,8 +6,10 @@ import errno
 import multiprocessing
 import os
 import pickle
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 
 import numpy as np
 import pytest
@@ -97,6 +99,17 @@ def test_outage_is_an_error_of_the_storage(store: ObjectStore, client: Client) -
         client.read("train/00000.tar", 0, 10)
 
 
+def test_server_that_does_not_answer(
+    store: ObjectStore, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "_READ_TIMEOUT", timedelta(seconds=0.2))
+    monkeypatch.setattr(client_module, "RETRIES", 1)
+    store.faults.latency = 2.0
+    begin = time.monotonic()
+    assert storage_error(client, "train/00000.tar", 0, 10).errno == errno.EIO
+    assert time.monotonic() - begin < 2
+
+
 def test_missing_object_is_not_retried(store: ObjectStore, client: Client) -> None:
     with pytest.raises(FileNotFoundError) as caught:
         client.read("train/00001.tar", 0, 10)
@@ -134,6 +147,14 @@ def test_errors_and_pickles_hold_no_credentials(store: ObjectStore, client: Clie
 def test_pickled_client_reads(client: Client) -> None:
     client.read("train/00000.tar", 0, 10)
     assert pickle.loads(pickle.dumps(client)).read("train/00000.tar", 0, 10) == CONTENT[:10]
+
+
+def test_google_store_can_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no server for it here; only that the URL becomes a store of its bucket."""
+    monkeypatch.setenv("GOOGLE_SKIP_SIGNATURE", "true")
+    store = client_module._open_store(parse_url("gs://bucket/a/b"))
+    assert "bucket" in repr(store)
+    assert "a/b" in repr(store)
 
 
 def _read_in_fork(client: Client, results: multiprocessing.Queue) -> None:

@@ -12,13 +12,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from color_folders import write_folder
+from color_folders import CLASSES, write_folder
 from object_store import BUCKET, KEY_ID, SECRET, Faults, ObjectStore, object_store
 from packed_sets import pack_folders
 from ranks import run_ranks
 from training import assert_same_weights, metrics, run, tiny_config
 
-from fastaug import evaluate, preview, scan
+from fastaug import evaluate, pack, preview, scan
+from fastaug.config import TrainConfig
 from fastaug.data.config import DataConfig
 from fastaug.data.image_set import ImageSet, is_storage_error
 from fastaug.data.remote import client as client_module
@@ -27,11 +28,16 @@ from fastaug.data.sources import DataSource
 from fastaug.engine.loaders import build_loader
 from fastaug.engine.trainer import Trainer
 from fastaug.errors import DataError
+from fastaug.runtime.distributed import Group
 
 
 @pytest.fixture(scope="module")
-def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folders = write_folder(tmp_path_factory.mktemp("folders"), {"train": 12, "val": 4})
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_folder(tmp_path_factory.mktemp("folders"), {"train": 12, "val": 4})
+
+
+@pytest.fixture(scope="module")
+def packed(folders: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return pack_folders(folders, tmp_path_factory.mktemp("packed"))
 
 
@@ -77,6 +83,19 @@ def test_same_images_as_in_the_folder(store: ObjectStore, packed: Path) -> None:
     assert remote.fingerprint == local.fingerprint
     for index in range(len(local)):
         assert bytes(remote.encoded(index)) == bytes(local.encoded(index))
+
+
+def test_reads_what_the_pack_command_writes(
+    store: ObjectStore, folders: Path, tmp_path: Path
+) -> None:
+    assert pack.main([str(folders), str(tmp_path / "out")]) == 0
+    url = store.upload(tmp_path / "out", "commands")
+    remote, local = open_train(url), open_train(str(tmp_path / "out"))
+    assert remote.classes == local.classes == CLASSES
+    assert remote.fingerprint == local.fingerprint
+    files = sorted((folders / "train").rglob("*.jpg"))
+    assert {remote.encoded(i) for i in range(36)} == {file.read_bytes() for file in files}
+    assert DataSource(DataConfig(data=url)).has_test
 
 
 def test_web_server_without_listing(store: ObjectStore, packed: Path) -> None:
@@ -160,7 +179,7 @@ def test_images_of_a_cut_shard_are_left_out(
         last = archive.getmember("00006.jpg").offset_data
     store.put("cut/train/00002.tar", (packed / "train/00002.tar").read_bytes()[: last + 5])
     url = f"s3://{BUCKET}/cut"
-    config = tiny_config(Path("x"), tmp_path / "run", data=url, max_bad=0.1, last_batch="fill")
+    config = tiny_config(Path(), tmp_path / "run", data=url, max_bad=0.1, last_batch="fill")
     loader = build_loader(config)
     seen = {index for batch in loader for index in batch.indices.tolist()}
     assert set(loader.images.bad) == {20}
@@ -168,7 +187,7 @@ def test_images_of_a_cut_shard_are_left_out(
 
 
 def test_outage_ends_the_run(store: ObjectStore, tmp_path: Path) -> None:
-    config = tiny_config(Path("x"), tmp_path / "run", data=URL, epochs=1)
+    config = tiny_config(Path(), tmp_path / "run", data=URL, epochs=1)
     loader = build_loader(config)
     store.faults.down = True
     with pytest.raises(DataError) as caught:
@@ -180,30 +199,34 @@ def test_outage_ends_the_run(store: ObjectStore, tmp_path: Path) -> None:
 # --- training ---
 
 
-def train_remotely(group, environment: dict[str, str], config, checkpoint=None) -> int:
-    """A run on one of its ranks, with the server's credentials in its environment."""
-    from ranks import train
-
+def train_all(group: Group, environment: dict[str, str], configs: list[TrainConfig]) -> None:
+    """Several runs on one of their ranks, with the server's credentials in its environment."""
     os.environ.update(environment)
     client_module._FIRST_PAUSE = 0.002
-    return train(group, config, checkpoint)
+    for config in configs:
+        Trainer(config, group=group).fit()
 
 
-@pytest.mark.parametrize("loader", ["torch", "dali"])
 def test_two_ranks_end_as_from_the_folder(
-    store: ObjectStore, packed: Path, tmp_path: Path, own_cache: Path, loader: str
+    store: ObjectStore, packed: Path, tmp_path: Path, own_cache: Path
 ) -> None:
     """With latency, 503s, 429s, dropped connections and answers that break off."""
-    settings = {"loader": loader, "epochs": 1, "tta": 0}
-    local = tiny_config(packed, tmp_path / "local", **settings)
-    remote = tiny_config(Path("x"), tmp_path / "remote", **settings, data=URL)
     faults = {"latency": 0.01, "unavailable": 5, "throttled": 7, "dropped": 11, "cut": 13}
     vars(store.faults).update(faults)
+    configs = [
+        # Each loader reads all images from the server.
+        tiny_config(
+            Path(), tmp_path / f"{loader} {name}", data=data, loader=loader, tta=0, cache_size=0
+        ).replace(epochs=1)
+        for loader in ("torch", "dali")
+        for name, data in (("remote", URL), ("local", str(packed)))
+    ]
     environment = store.environment | {"FASTAUG_CACHE": str(own_cache)}
-    assert run_ranks(2, train_remotely, environment, remote) == [0, 0]
-    assert run_ranks(2, train_remotely, environment, local) == [0, 0]
-    assert_same_weights(tmp_path / "remote", tmp_path / "local")
-    assert metrics(tmp_path / "remote", "train") == metrics(tmp_path / "local", "train")
+    run_ranks(2, train_all, environment, configs)
+    for loader in ("torch", "dali"):
+        remote, local = tmp_path / f"{loader} remote", tmp_path / f"{loader} local"
+        assert_same_weights(remote, local)
+        assert metrics(remote, "train") == metrics(local, "train")
     for kind in ("unavailable", "throttled", "dropped", "cut"):
         assert store.faults.injected[kind] > 0, kind
 
@@ -212,7 +235,7 @@ def test_resumed_run_ends_as_from_the_folder(
     store: ObjectStore, packed: Path, tmp_path: Path
 ) -> None:
     """From the bucket up to step 3, from the folder to step 5, then from the bucket again."""
-    remote = tiny_config(Path("x"), tmp_path / "run", data=URL, tta=0)
+    remote = tiny_config(Path(), tmp_path / "run", data=URL, tta=0)
     run(remote.replace(max_steps=3))
     moved = remote.replace(data=str(packed), max_steps=5)
     Trainer(moved, tmp_path / "run/last.pt").fit()

@@ -22,7 +22,9 @@ RETRIES = 8
 """Retries of a request; their pauses double from 0.1 s, 25 s in total."""
 _FIRST_PAUSE = 0.1
 _CONNECT_TIMEOUT = timedelta(seconds=5)
-_TIMEOUT = timedelta(seconds=60)
+_READ_TIMEOUT = timedelta(seconds=15)
+"""Without a byte from the server."""
+_TIMEOUT = timedelta(seconds=90)
 """Of a whole request: one image, or one part of an object."""
 _PART = 8 << 20
 """Bytes of one request for a large object."""
@@ -135,9 +137,13 @@ def _open_store(url: RemoteUrl) -> Any:
     """obstore finds credentials itself: in the environment, or from the machine's role."""
     from obstore.store import GCSStore, HTTPStore, S3Store
 
-    options: ClientConfig = {"connect_timeout": _CONNECT_TIMEOUT, "timeout": _TIMEOUT}
-    # A bucket's endpoint is https unless the user sets another one, such as a local server.
-    options["allow_http"] = url.scheme != "https"
+    options: ClientConfig = {
+        "connect_timeout": _CONNECT_TIMEOUT,
+        "read_timeout": _READ_TIMEOUT,
+        "timeout": _TIMEOUT,
+        # A bucket's endpoint is https unless the user sets another one, such as a local server.
+        "allow_http": url.scheme != "https",
+    }
     # Its own retries leave out answers that break off.
     retries: RetryConfig = {"max_retries": 0}
     prefix = url.prefix or None
