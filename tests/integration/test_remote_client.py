@@ -55,12 +55,18 @@ def test_ranges_are_the_bytes_of_the_object(client: Client) -> None:
     for offset, size in ((0, 1), (0, 300_000), (299_999, 1), (12_345, 100_000)):
         assert client.read("train/00000.tar", offset, size) == CONTENT[offset : offset + size]
     assert client.size("train/00000.tar") == 300_000
-    assert client.read_object("train/00000.tar") == CONTENT
+    assert client.read_object("train/00000.tar", 300_000) == CONTENT
+
+
+def test_object_that_is_too_large(client: Client) -> None:
+    with pytest.raises(OSError) as caught:  # noqa: PT011 (its errno is what counts)
+        client.read_object("train/00000.tar", 299_999)
+    assert caught.value.errno == errno.EFBIG
 
 
 def test_large_objects_are_read_in_parts(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "_PART", 70_001)
-    assert client.read_object("train/00000.tar") == CONTENT
+    assert client.read_object("train/00000.tar", 300_000) == CONTENT
 
 
 def test_many_requests_are_in_flight(store: ObjectStore, client: Client) -> None:
@@ -126,7 +132,7 @@ def test_cut_object_is_an_error(store: ObjectStore, client: Client, offset: int)
 def test_http_without_credentials(store: ObjectStore) -> None:
     client = Client(parse_url(f"{store.http_url}/set"))
     assert client.read("train/00000.tar", 5, 10) == CONTENT[5:15]
-    assert client.read_object("train/00000.tar") == CONTENT
+    assert client.read_object("train/00000.tar", 300_000) == CONTENT
 
 
 def test_errors_and_pickles_hold_no_credentials(store: ObjectStore, client: Client) -> None:

@@ -14,6 +14,8 @@ from fastaug.errors import DataError
 from fastaug.runtime.cache import cache_dir
 from fastaug.urls import RemoteUrl
 
+_MAX_INDEX = 2**32  # bytes; 134 million images
+
 
 class RemoteReader:
     """The reader of one URL. It needs no listing: the index names the shards."""
@@ -44,7 +46,7 @@ class RemoteReader:
     def open_split(self, _path: Path, split: Split, config: DataConfig, /) -> ImageSet:
         name = INDEX_FILES[split]
         try:
-            content = self._client.read_object(name)
+            content = self._client.read_object(name, _MAX_INDEX)
         except FileNotFoundError as error:
             raise DataError(
                 f"--data {self._client.url}: has no {name}; a URL must be of shards with an index: "

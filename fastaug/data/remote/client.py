@@ -67,9 +67,11 @@ class Client:
 
         return self._retrying(name, attempt)
 
-    def read_object(self, name: str) -> bytes:
-        """All bytes of an object."""
+    def read_object(self, name: str, limit: int) -> bytes:
+        """All bytes of an object; an OSError if they are more than the limit."""
         size = self.size(name)
+        if size > limit:
+            raise OSError(errno.EFBIG, f"{size:,} bytes, more than {limit:,}", self.where(name))
         parts = range(0, size, _PART)
         return b"".join(self.read(name, start, min(_PART, size - start)) for start in parts)
 
