@@ -176,8 +176,11 @@ def test_read_in_a_fork_is_an_error_and_does_not_hang(client: Client) -> None:
     results = fork.Queue()
     process = fork.Process(target=_read_in_fork, args=(client, results))
     process.start()
-    assert "forkserver" in results.get(timeout=20)
-    process.join()
+    try:
+        assert "forkserver" in results.get(timeout=20)
+    finally:
+        process.kill()
+        process.join()
 
 
 @pytest.mark.parametrize(

@@ -133,7 +133,7 @@ def test_damaged_cache_is_fetched_again(store: ObjectStore, own_cache: Path) -> 
 
 
 def test_changed_shard_gets_other_cache_entries(
-    store: ObjectStore, packed: Path, other_packed: Path
+    store: ObjectStore, packed: Path, other_packed: Path, own_cache: Path
 ) -> None:
     url = store.upload(packed, "changing")
     before = bytes(open_train(url).encoded(0))
@@ -141,6 +141,7 @@ def test_changed_shard_gets_other_cache_entries(
     after = bytes(open_train(url).encoded(0))
     assert before == bytes(open_train(str(packed)).encoded(0))
     assert after == bytes(open_train(str(other_packed)).encoded(0))
+    assert len(list((own_cache / "remote").glob("*.ranges"))) == 2
 
 
 # --- errors ---

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import logging
 import multiprocessing
 import os
@@ -129,6 +130,21 @@ def test_two_processes_share_it_within_the_limit(tmp_path: Path) -> None:
         cached = limit // STEP - 3
         for hits in pool.starmap(_fill, [(tmp_path, limit, order) for order in orders]):
             assert hits >= cached
+
+
+def test_writes_wait_for_the_lock(tmp_path: Path) -> None:
+    cache = RangeCache(tmp_path, 1 << 30)
+    put(cache, "a", *RANGES[0])
+    with ThreadPoolExecutor(1) as pool, (tmp_path / "used").open("rb") as counter:
+        fcntl.flock(counter, fcntl.LOCK_EX)
+        writing = pool.submit(put, cache, "a", *RANGES[1])
+        with pytest.raises(TimeoutError):
+            writing.result(timeout=0.3)
+        assert get(cache, "a", *RANGES[1]) is None
+        assert get(cache, "a", *RANGES[0]) is not None  # reads do not wait
+        fcntl.flock(counter, fcntl.LOCK_UN)
+        writing.result(timeout=20)
+    assert get(cache, "a", *RANGES[1]) is not None
 
 
 def test_full_disk_is_reported_once(
