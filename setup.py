@@ -45,6 +45,7 @@ setup(
         "nvidia-dali-cuda120>=2.4; sys_platform == 'linux'",
         "obstore>=0.12",  # --data s3://, gs://, http(s)://
         "pillow",
+        "pyarrow",  # Hugging Face's Parquet and Arrow files
         "rich",
         "safetensors",
         "tensorboard",

@@ -32,6 +32,11 @@ class PackCommand(Settings):
     """What --data of fastaug.train takes."""
     out: Annotated[Positional[str], arg(metavar="OUT")] = ""
     """A new folder for the shards, or one that an interrupted command has left."""
+    image_column: str = ""
+    """Column of the images in a CSV or Parquet file, by its name or its number from 1. Empty:
+    recognized."""
+    label_column: str = ""
+    """Column of the labels, by its name or its number from 1. Empty: recognized."""
     verify: bool = False
     """Check a packed folder instead: fastaug.pack OUT --verify reads all of it."""
     pack: PackConfig = field(default_factory=PackConfig)
@@ -57,14 +62,17 @@ def main(args: Sequence[str]) -> int:
     else:
         out = Path(command.out).expanduser()
         check_folder(command.source, out)
-        indexes = pack(open_splits(command.source), out, command.pack)
+        indexes = pack(open_splits(command), out, command.pack)
     show(out, indexes)
     return 0
 
 
-def open_splits(data: str) -> dict[Split, ImageSet]:
+def open_splits(command: PackCommand) -> dict[Split, ImageSet]:
     """The splits that the data itself has, with the same classes."""
-    source = DataSource(DataConfig(data=data), random_access=False)
+    config = DataConfig(
+        command.source, image_column=command.image_column, label_column=command.label_column
+    )
+    source = DataSource(config, random_access=False)
     sets: dict[Split, ImageSet] = {"train": source.train}
     if source.has_test:
         train = source.train
@@ -75,8 +83,8 @@ def open_splits(data: str) -> dict[Split, ImageSet]:
 def show(out: Path, indexes: dict[Split, PackedIndex]) -> None:
     for split, index in indexes.items():
         size = sum(shard.bytes for shard in index.shards)
-        images, shards = f"{len(index):,} {split} images", f"{len(index.shards):,}"
-        print(f"{out}: {images} in {shards} shard(s), {size / 1e6:,.1f} MB")
+        counts = f"{len(index):,} {split} images, shards: {len(index.shards):,}"
+        print(f"{out}: {counts}, {size / 1e6:,.1f} MB")
     if (out / BAD_IMAGES).is_file():
         print(f"{out / BAD_IMAGES} lists the bad images that were left out")
 

@@ -14,10 +14,14 @@ class DataConfig(Settings):
     """The data and its loader."""
 
     data: str = setting("shapes", free_on_resume=True)  # may have moved; its fingerprint is checked
-    """shapes (built in); a folder with train/ and val/ or test/, which contain class folders or
-    shards (WebDataset, TFRecord, RecordIO); CIFAR-10 or CIFAR-100 in python format (folder or
-    .tar.gz); an .npz with images and labels; or the URL (s3://, gs://, http(s)://) of shards that
-    fastaug.pack wrote."""
+    """shapes (built in), or the path of a data set, whose format is recognized: class folders,
+    shards, tables, ImageNet or CIFAR as downloaded, and more; docs/guide/data.md has them all. Or
+    the URL (s3://, gs://, http(s)://) of shards that fastaug.pack wrote."""
+    image_column: str = setting("", free_on_resume=True)  # the fingerprint is checked
+    """Column of the images in a CSV, TSV or Parquet file, by its name or its number from 1. Empty:
+    recognized."""
+    label_column: str = setting("", free_on_resume=True)
+    """Column of the labels, by its name or its number from 1. Empty: recognized."""
     cache_size: float = setting(100.0, at_least=0, free_on_resume=True)
     """GB of local disk for images of a URL, shared by all processes of the machine; 0: no cache. A
     twentieth of the disk stays free in any case."""

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fastaug.data.config import DataConfig
 from fastaug.data.image_set import ImageSet
+from fastaug.data.permutation import VERSION as ORDER_VERSION
 from fastaug.data.retry import BadImagesError, RetryError, quarantine
 from fastaug.data.sampler import BatchKey, BatchSampler
 from fastaug.errors import CheckpointError, DataError
@@ -204,6 +205,7 @@ class ViewLoader:
         uses_table = self._view.augment == "randaugment" and not self._view.uses_dali_policy
         return {
             "--seed": self._seed,
+            "version of the image order": ORDER_VERSION,
             **{flag(name): plain(value) for name, value in settings.items()},
             "RandAugment table": table_fingerprint() if uses_table else None,
             "images per batch over all ranks": self._sampler.images_per_batch * self._sampler.ranks,

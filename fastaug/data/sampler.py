@@ -8,12 +8,15 @@ from typing import NamedTuple
 import numpy as np
 
 from fastaug.data.image_set import ImageSet
+from fastaug.data.permutation import permuted
 from fastaug.errors import DataError
-from fastaug.views.philox import SUBSTITUTES, TEST_VIEWS, TRAIN_VIEWS, permutation, uniforms
+from fastaug.views.philox import SUBSTITUTES, TEST_VIEWS, TRAIN_VIEWS, uniforms
 
 DRAWS = 16
 """Substitutes drawn for a bad image; the first good one is used. At --max-bad's default of 1% the
 second one is needed once in a hundred times."""
+_BLOCK = 1 << 14
+"""Images whose order is computed at once: 2 ms. For fewer, the calls to numpy take longer."""
 
 
 class BatchKey(NamedTuple):
@@ -55,7 +58,7 @@ class BatchSampler:
         otherwise skip images that do not fill a step."""
         self.images_per_batch, self.ranks = images_per_batch, ranks
         self._seed, self._train, self._rank = seed, train, rank
-        self._evaluated = good_indices(images)
+        self._evaluated = np.zeros(0, np.int64) if train else good_indices(images)
         if train:
             per_step = images_per_batch * ranks * batches_per_step
             steps = _training_steps(images, per_step, fill_last)
@@ -73,45 +76,61 @@ class BatchSampler:
 
         images: the set that the sampler was made for, perhaps with more bad images by now.
         """
-        purpose = TRAIN_VIEWS if self._train else TEST_VIEWS
-        order = self._training_order(images, epoch) if self._train else self._evaluated
-        left_out = [] if self._train else list(images.bad)
+        if self._train:
+            yield from self._training_batches(images, epoch, start)
+            return
+        left_out = list(images.bad)
         for position in range(start, len(self)):
             first = (position * self.ranks + self._rank) * self.images_per_batch
-            indices = order[first : first + self.images_per_batch]
+            indices = self._evaluated[first : first + self.images_per_batch]
             if left_out:
                 indices = indices[~np.isin(indices, left_out)]
             if len(indices):
-                yield BatchKey(epoch, purpose, indices, position)
+                yield BatchKey(epoch, TEST_VIEWS, indices, position)
 
-    def _training_order(self, images: ImageSet, epoch: int) -> np.ndarray:
-        """The images in the order in which all ranks together see them in an epoch."""
-        order = permutation(self._seed, epoch, len(images))
-        if images.bad:
-            order = self._substitutes(images, epoch)[order]
-        return np.resize(order, len(self) * self.ranks * self.images_per_batch)
+    def _training_batches(self, images: ImageSet, epoch: int, start: int) -> Iterator[BatchKey]:
+        size = self.images_per_batch
+        substitutes = self._substitutes(images, epoch) if images.bad else None
+        batches_per_block = max(1, _BLOCK // size)
+        for begin in range(start, len(self), batches_per_block):
+            block = np.arange(begin, min(begin + batches_per_block, len(self)))
+            first = (block * self.ranks + self._rank) * size
+            # An epoch that is filled up continues with its own start.
+            places = (first[:, None] + np.arange(size)).ravel() % len(images)
+            order = permuted(self._seed, epoch, len(images), places)
+            if substitutes is not None:
+                order = _replaced(order, *substitutes)
+            for position, indices in zip(block.tolist(), order.reshape(-1, size), strict=True):
+                yield BatchKey(epoch, TRAIN_VIEWS, indices, position)
 
-    def _substitutes(self, images: ImageSet, epoch: int) -> np.ndarray:
-        """[images]: each image itself, or the one that replaces it in this epoch.
+    def _substitutes(self, images: ImageSet, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """[bad]: the bad images in ascending order; [bad]: the image that replaces each.
 
         Drawn from all images, good and bad: an image that becomes unreadable changes only its own
         place and the places where it was the substitute, no matter when it is found.
         """
-        count, bad = len(images), np.array(list(images.bad))
+        count, bad = len(images), np.sort(np.array(list(images.bad), np.int64))
         drawn = uniforms(self._seed, epoch, SUBSTITUTES, bad, 1, DRAWS)[:, 0]
         candidates = (drawn * count).astype(np.int64)
         is_good = ~np.isin(candidates, bad)
-        first = candidates[np.arange(len(bad)), is_good.argmax(axis=1)]
-        good = good_indices(images)
-        nearest = good[np.searchsorted(good, candidates[:, -1]) % len(good)]  # if all are bad
-        substitutes = np.arange(count)
-        substitutes[bad] = np.where(is_good.any(axis=1), first, nearest)
-        return substitutes
+        chosen = candidates[np.arange(len(bad)), is_good.argmax(axis=1)]
+        for row in np.flatnonzero(~is_good.any(axis=1)).tolist():
+            nearest = int(candidates[row, -1])
+            while nearest in images.bad:
+                nearest = (nearest + 1) % count
+            chosen[row] = nearest
+        return bad, chosen
+
+
+def _replaced(order: np.ndarray, bad: np.ndarray, substitutes: np.ndarray) -> np.ndarray:
+    """bad: [M] ascending -> the order with each bad image replaced by its substitute."""
+    place = np.minimum(np.searchsorted(bad, order), len(bad) - 1)
+    return np.where(bad[place] == order, substitutes[place], order)
 
 
 def good_indices(images: ImageSet) -> np.ndarray:
     """[N] int64: the images that are not bad, in order."""
-    return np.setdiff1d(np.arange(len(images)), list(images.bad))
+    return np.delete(np.arange(len(images)), list(images.bad))
 
 
 def _training_steps(images: ImageSet, per_step: int, fill_last: bool) -> int:

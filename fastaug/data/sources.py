@@ -15,7 +15,8 @@ import numpy as np
 
 from fastaug.data.config import DataConfig
 from fastaug.data.image_set import ImageSet, Split
-from fastaug.data.readers import cifar, folder, npz, packed, shards
+from fastaug.data.readers import cifar, folder, hugging_face, imagenet, npz, packed, shards, table
+from fastaug.data.readers.imagenet_labels import WNID
 from fastaug.data.readers.remote import RemoteReader
 from fastaug.data.shapes import ensure_shapes
 from fastaug.data.split import split_training
@@ -46,8 +47,17 @@ class Reader(Protocol):
         """The training or the test images of the path. Test images may lack some classes."""
 
 
-READERS: tuple[Reader, ...] = (cifar, packed, shards, folder, npz)
-"""Asked in this order; `folder` takes every folder, `packed` is also one with shards."""
+READERS: tuple[Reader, ...] = (
+    cifar,
+    imagenet,
+    packed,
+    shards,
+    hugging_face,
+    table,
+    folder,
+    npz,
+)
+"""Asked in this order: special folders before general ones. `folder` takes every folder."""
 
 
 class DataSource:
@@ -117,14 +127,21 @@ def align_classes(images: ImageSet, classes: tuple[str, ...], owner: str) -> Ima
     """The set with labels that are indices into the owner's classes; it may lack some of them."""
     if images.classes == classes:
         return images
-    place = {name: label for label, name in enumerate(classes)}
-    if unknown := [name for name in images.classes if name not in place]:
+    place = {_class_id(name): label for label, name in enumerate(classes)}
+    if unknown := [name for name in images.classes if _class_id(name) not in place]:
         raise DataError(
             f"{images.name}: has images of {few(unknown)}, which {owner} does not know; its "
             f"{len(classes):,} classes are {few(classes)}"
         )
-    labels = np.array([place[name] for name in images.classes], np.int64)[images.labels]
-    return replace(images, classes=classes, labels=labels)
+    labels = np.array([place[_class_id(name)] for name in images.classes], np.int64)
+    return replace(images, classes=classes, labels=labels[images.labels])
+
+
+def _class_id(name: str) -> str:
+    """The name, or what identifies one of ImageNet's classes: "n01440764 tench" is "n01440764",
+    the name of its folder."""
+    wnid, _, _words = name.partition(" ")
+    return wnid if WNID.fullmatch(wnid) else name
 
 
 def open_flat(config: DataConfig) -> ImageSet | None:
@@ -150,6 +167,6 @@ def _reader_of(path: Path, data: str) -> Reader:
         return RemoteReader(parse_url(data))
     reader = next((reader for reader in READERS if reader.matches(path)), None)
     if reader is None:
-        known = "; ".join(reader.DESCRIPTION for reader in READERS)
+        known = "; ".join([*(r.DESCRIPTION for r in READERS), RemoteReader.DESCRIPTION])
         raise DataError(f"--data {data}: unknown format; give one of: {known}")
     return reader

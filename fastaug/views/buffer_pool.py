@@ -10,15 +10,13 @@ import mmap
 import weakref
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from math import prod
 
 import numpy as np
 import torch
 from torch import Tensor
-
-_ALIGNMENT = 64
-"""The kernel's streaming stores need it; torch's own tensors have it."""
 
 
 class BufferPool:
@@ -45,7 +43,7 @@ class BufferPool:
             try:
                 memory = self._unused.pop()  # the last one used, which may still be in the cache
             except IndexError:
-                return _aligned(needed)
+                return _private_memory(needed)
             if len(memory) >= needed:
                 return memory
 
@@ -56,11 +54,19 @@ def _give_back(pool_reference: weakref.ref[BufferPool], memory: np.ndarray) -> N
         pool._unused.append(memory)
 
 
-def _aligned(needed: int) -> np.ndarray:
-    """[needed] uint8."""
-    memory = np.empty(needed + _ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % _ALIGNMENT
-    return memory[start : start + needed]
+def _private_memory(size: int) -> np.ndarray:
+    """[size] uint8, in whole pages, which a forked process does not share.
+
+    Not from malloc, which may keep what is released: it adapts its thresholds to blocks that come
+    and go.
+    """
+    if not hasattr(mmap, "MAP_PRIVATE"):  # Windows, which does not fork
+        return np.frombuffer(mmap.mmap(-1, size), np.uint8)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):  # Linux: pages of 2 MB, as numpy asks for
+        with suppress(OSError):  # a kernel without them
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, np.uint8)
 
 
 class SharedBuffers:

@@ -52,12 +52,6 @@ def uniforms_at(
     return found
 
 
-def permutation(seed: int, epoch: int, n: int) -> np.ndarray:
-    """[n]: 0 to n - 1 in the random order of an epoch."""
-    keys = uniforms(seed, epoch, ORDER, np.zeros(1), 1, n)[0, 0]
-    return np.argsort(keys, kind="stable")
-
-
 def philox(counter: list[np.ndarray], key: tuple[int, int]) -> np.ndarray:
     """Four counter words, each [...] uint64 below 2**32 -> [..., 4] uint32."""
     a, b, c, d = counter

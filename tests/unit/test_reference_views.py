@@ -15,7 +15,7 @@ from scipy import stats
 from fastaug.config import TrainConfig
 from fastaug.errors import DataError
 from fastaug.normalization import NORMALIZATION
-from fastaug.views.philox import TRAIN_VIEWS, permutation, philox, uniforms, uniforms_at
+from fastaug.views.philox import TRAIN_VIEWS, philox, uniforms, uniforms_at
 from fastaug.views.plan import ViewPlan, draw_plans
 from fastaug.views.randaugment import Operation
 from fastaug.views.reference import denormalize, reference_views, resize
@@ -77,13 +77,6 @@ class TestStream:
         for numbers in (across, within):
             assert stats.kstest(numbers, "uniform").pvalue > 1e-4
             assert abs(np.corrcoef(numbers[:-1], numbers[1:])[0, 1]) < 0.06
-
-    def test_permutation(self) -> None:
-        order = permutation(0, 0, 1000)
-        assert sorted(order.tolist()) == list(range(1000))
-        assert (order != permutation(0, 1, 1000)).any()
-        first = [int(permutation(0, epoch, 8)[0]) for epoch in range(4000)]
-        assert stats.chisquare(np.bincount(first)).pvalue > 1e-4
 
 
 class TestPlan:

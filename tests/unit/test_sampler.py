@@ -12,9 +12,10 @@ from expect import raises
 from fastaug.config import TrainConfig
 from fastaug.data.image_set import ImageSet, Manifest
 from fastaug.data.loader import ViewLoader
-from fastaug.data.sampler import DRAWS
-from fastaug.errors import DataError
-from fastaug.views.philox import SUBSTITUTES, permutation, uniforms
+from fastaug.data.permutation import permuted
+from fastaug.data.sampler import DRAWS, BatchSampler
+from fastaug.errors import CheckpointError, DataError
+from fastaug.views.philox import SUBSTITUTES, uniforms
 
 
 def image_set(count: int, bad: dict[int, str] | None = None) -> ImageSet:
@@ -172,7 +173,7 @@ def test_a_substitute_is_the_first_good_one_that_is_drawn(good: int) -> None:
     exhausted = 0
     for epoch in range(20):
         expected = []
-        for index in permutation(0, epoch, 60).tolist():
+        for index in permuted(0, epoch, 60, np.arange(60)).tolist():
             drawn = uniforms(0, epoch, SUBSTITUTES, np.array([index]), 1, DRAWS)[0, 0]
             candidates = [index, *(int(60 * number) for number in drawn)]
             # Behind the draws: the next image of the set that is good, from its start if need be.
@@ -227,3 +228,28 @@ def test_an_epoch_goes_on_with_another_number_of_ranks(
             continue
         seen += [index for one in goes_on for batch in indices(one) for index in batch]
         assert sorted(seen) == whole
+
+
+def test_a_set_of_more_than_one_block_is_seen_once() -> None:
+    labels = np.zeros(40_001, np.int64)
+    images = ImageSet("many", ("a",), labels, array=np.zeros((40_001, 1, 1, 3), np.uint8))
+    sampler = BatchSampler(images, seed=0, train=True, images_per_batch=7, fill_last=True)
+    keys = list(sampler.batches(images, 2))
+    seen = np.concatenate([key.indices for key in keys])
+    assert [key.position for key in keys] == list(range(5715))
+    np.testing.assert_array_equal(np.sort(seen[:40_001]), np.arange(40_001))
+    np.testing.assert_array_equal(seen[40_001:], seen[:4])  # the last batch is filled up
+    for key, later in zip(keys[4000:], sampler.batches(images, 2, start=4000), strict=True):
+        assert key.position == later.position
+        np.testing.assert_array_equal(key.indices, later.indices)
+
+
+def test_a_state_of_another_order_is_refused() -> None:
+    (schedule,) = training(60, "drop", 1)
+    state = schedule.state_dict()
+    schedule.load_state_dict(state)
+    with raises(CheckpointError, "version"):
+        schedule.load_state_dict(state | {"version of the image order": 1})
+    del state["version of the image order"]
+    with pytest.raises(CheckpointError):
+        schedule.load_state_dict(state)

@@ -41,11 +41,15 @@ from fastaug.settings import fixed_settings
 
 log = logging.getLogger("fastaug")
 
+ANY_ORDER = (Files, Spans)
+"""Storages that several threads may read at any place. Others, such as the row groups of Parquet
+files, are read by one thread, in order."""
 BAD_IMAGES = "bad-images.txt"
 CLASSES = "classes.txt"
 _MEMORY = 1 << 30
 """Bytes that all threads together may decode into."""
 _MB = 10**6
+_LOG_SECONDS = 60.0
 _NONE = np.zeros(0)
 
 
@@ -101,7 +105,7 @@ class _Packer:
         with (
             thread_pool(self._threads) as pool,
             shards,
-            progress_bar(title, len(images), start) as advance,
+            progress_bar(title, len(images), start, _LOG_SECONDS) as advance,
         ):
             for index, image in self._convert(images, start, pool):
                 if image.info.reason:
@@ -160,8 +164,7 @@ class _Packer:
         self, images: ImageSet, start: int, pool: ThreadPoolExecutor
     ) -> Iterator[tuple[int, PackedImage]]:
         """(index, image as it is stored) from a start on, in order."""
-        # Other storages, such as row groups of Parquet files, are read in order, by this thread.
-        anywhere = images.storage is None or isinstance(images.storage, Files | Spans)
+        anywhere = images.storage is None or isinstance(images.storage, ANY_ORDER)
         pending: deque[tuple[int, Future[PackedImage]]] = deque()
         for index in range(start, len(images)):
             if anywhere:
