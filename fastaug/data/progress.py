@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from datetime import timedelta
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fastaug.runtime.cores import core_count
+
+log = logging.getLogger("fastaug")
 
 
 @contextmanager
@@ -29,10 +34,13 @@ def thread_pool(workers: int) -> Iterator[ThreadPoolExecutor]:
 
 
 @contextmanager
-def progress_bar(title: str, total: int, done: int = 0) -> Iterator[Callable[[int], None]]:
+def progress_bar(
+    title: str, total: int, done: int = 0, log_seconds: float = math.inf
+) -> Iterator[Callable[[int], None]]:
     """A progress bar on stderr, only in a terminal and after the first second.
 
     done: how many of the total were finished before.
+    log_seconds: without a terminal, log a line this often.
     """
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
@@ -40,12 +48,20 @@ def progress_bar(title: str, total: int, done: int = 0) -> Iterator[Callable[[in
         *columns, TextColumn("eta"), TimeRemainingColumn(), console=console, transient=True
     )
     task = progress.add_task(title, total=total, completed=done)
-    begin = time.monotonic()
+    begin = logged = time.monotonic()
+    now_done = done
 
     def advance(count: int) -> None:
+        nonlocal logged, now_done
         progress.advance(task, count)
-        if console.is_terminal and time.monotonic() - begin > 1:
+        now_done += count
+        now = time.monotonic()
+        if console.is_terminal and now - begin > 1:
             progress.start()
+        elif not console.is_terminal and now - logged > log_seconds:
+            logged = now
+            left = timedelta(seconds=int((total - now_done) * (now - begin) / (now_done - done)))
+            log.info("%s: %s of %s, eta %s", title, f"{now_done:,}", f"{total:,}", left)
 
     try:
         yield advance

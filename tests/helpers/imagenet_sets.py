@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 import tarfile
 from pathlib import Path
 from typing import NamedTuple
@@ -38,7 +39,7 @@ def jpeg(color: int, number: int) -> bytes:
     return file.getvalue()
 
 
-def training(per_class: int = 12) -> list[Sample]:
+def training(per_class: int = 6) -> list[Sample]:
     return [
         Sample(f"{wnid}_{100 * i}.JPEG", wnid, jpeg(color, 10 * color + i))
         for color, wnid in enumerate(WORDS)
@@ -46,7 +47,7 @@ def training(per_class: int = 12) -> list[Sample]:
     ]
 
 
-def validation(count: int = 9) -> list[Sample]:
+def validation(count: int = 6) -> list[Sample]:
     """Of all classes in turn, beginning with the last."""
     wnids = list(WORDS)
     return [
@@ -110,6 +111,7 @@ def write_packed_devkit(folder: Path) -> Path:
     unpacked = write_devkit(folder / "unpacked")
     with tarfile.open(folder / f"{DEVKIT}.tar.gz", "w:gz") as archive:
         archive.add(unpacked, DEVKIT)
+    shutil.rmtree(folder / "unpacked")
     return folder / f"{DEVKIT}.tar.gz"
 
 

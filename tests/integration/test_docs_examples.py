@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from color_folders import write_folder
 
 import fastaug
 from fastaug import train
@@ -69,6 +70,25 @@ def test_the_python_api(monkeypatch: pytest.MonkeyPatch) -> None:
         run(code, names)
     shown = set(re.findall(r"fastaug\.(\w+)\(", "".join(examples("reference/python-api.md"))))
     assert shown == {name for name in fastaug.__all__ if name[0].islower()}
+
+
+def test_own_images_and_loop(
+    own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The blocks of the page build on one another; colors are learned in a few steps."""
+    write_folder(tmp_path / "in", {"photos": 12}, size=40)
+    monkeypatch.chdir(tmp_path / "in")
+    names: dict[str, Any] = {}
+    for code in examples("guide/own-data.md"):
+        run(code, names)
+    assert names["classes"] == ("blue", "green", "red")
+    assert names["total"] == 36
+    assert names["batch"].views.shape == (8, 4, 3, 32, 32)
+    views, labels = names["views"], names["labels"]
+    assert (views.shape, labels.shape) == ((32, 3, 32, 32), (8,))
+    # The raised channel of a view tells its label.
+    brightest = 2 - names["batch"].flat.mean((2, 3)).argmax(1).unflatten(0, (8, 4))
+    assert (brightest == names["batch"].labels[:, None]).float().mean() > 0.9
 
 
 def test_the_loss_in_a_loop() -> None:

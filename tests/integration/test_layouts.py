@@ -17,6 +17,7 @@ from color_folders import CLASSES, color_image, write_folder
 from expect import missing
 from hugging_face_sets import save_dict_to_disk, table, write_parquet
 from image_sets import open_data
+from imagenet_sets import write_flat, write_kaggle, write_tars
 from PIL import Image
 from shard_writers import photos
 from training import metrics
@@ -66,14 +67,24 @@ def hugging_face_tables() -> list[pa.Table]:
     return [table(photos(3 * count, seed=count)) for count in (TRAIN, TEST)]
 
 
+def write_packed(root: Path) -> Path:
+    write_class_folders(root / "source")
+    assert cli.run(pack.main, [str(root / "source"), str(root / "packed")]) == 0
+    return root / "packed"
+
+
 LAYOUTS: dict[str, Callable[[Path], Path]] = {
     "class folders": write_class_folders,
     "csv": write_csv,
     "folder with a csv": write_csv_folder,
+    "ImageNet from Kaggle": write_kaggle,
+    "ImageNet with a flat val/": write_flat,
+    "ImageNet's tars": write_tars,
     "parquet": write_parquet_files,
     "save_to_disk": write_saved_dataset,
+    "packed": write_packed,
 }
-"""Each makes a set of 3 classes (CLASSES), TRAIN training and TEST test images of each."""
+"""Each makes a set of 3 classes, TRAIN training and TEST test images of each."""
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from training import assert_same_weights, run
 
 from fastaug import cli, pack
 from fastaug.config import TrainConfig
+from fastaug.data import progress
 from fastaug.data.packing.config import PackConfig
 from fastaug.data.packing.packer import pack as pack_sets
 from fastaug.data.readers.packed import open_index
@@ -289,6 +291,18 @@ def test_a_class_without_images(tmp_path: Path) -> None:
     assert images.classes == tests.classes == ("blue", "empty", "green", "red")
     assert images.labels.tolist() == [0] * 3 + [2] * 3 + [3] * 3
     assert tests.labels.tolist() == [0, 2, 3]
+
+
+def test_a_log_gets_a_line_now_and_then(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = iter(range(0, 10_000, 5))
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    caplog.set_level("INFO")
+    packed(folder, tmp_path / "out")
+    lines = [line for line in caplog.messages if "eta" in line]
+    assert len(lines) == 3  # every 60 s of 5 s per image: of 36 images two lines, of 15 one
+    assert missing(lines[0], "13 36 eta 0:01:55") == []
 
 
 class InOrder(Files):

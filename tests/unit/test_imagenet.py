@@ -35,6 +35,7 @@ from imagenet_sets import (
 from scipy.io import savemat
 from shard_writers import header, small_memory, tar
 
+from fastaug import cli, pack
 from fastaug.data.image_set import ImageSet
 from fastaug.data.readers.mat_file import read_struct_array
 from fastaug.data.sources import align_classes
@@ -97,7 +98,7 @@ def test_kaggle_without_validation_images(tmp_path: Path) -> None:
         file.unlink()
     val.rmdir()
     train, test = open_both(tmp_path)
-    assert (len(train), len(test)) == (33, 3)  # a tenth of each class is held out
+    assert (len(train), len(test)) == (15, 3)  # a tenth of each class is held out
 
 
 def test_class_names_of_another_layout_are_the_same_classes(tmp_path: Path) -> None:
@@ -123,7 +124,7 @@ def test_a_part_of_the_validation_images(tmp_path: Path, caplog: pytest.LogCaptu
         (data / "val" / sample.name).unlink()
     with caplog.at_level(logging.WARNING, "fastaug"):
         assert contents(open_data(data, "test")) == expected(validation()[4:])
-    assert "5 of the 9" in caplog.text
+    assert "2 of the 6" in caplog.text
 
 
 def test_the_index_of_a_tar_is_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,12 +147,38 @@ def test_images_are_ranges_of_the_outer_tar(tmp_path: Path) -> None:
     assert images.where(0).startswith(str(path))
 
 
+def test_a_training_tar_that_was_unpacked_once(tmp_path: Path) -> None:
+    """train/WNID.tar; with class folders next to them, those are read."""
+    root = write_tars(tmp_path / "in")
+    with tarfile.open(root / "ILSVRC2012_img_train.tar") as outer:
+        outer.extractall(root / "train", filter="data")
+    (root / "ILSVRC2012_img_train.tar").unlink()
+    train, test = open_both(root)
+    assert train.classes == NAMES
+    assert sorted(contents(train)) == sorted(expected(training()))
+    assert contents(test) == expected(validation())
+    for wnid in WORDS:
+        (root / "train" / wnid).mkdir()
+        (root / "train" / wnid / f"{wnid}_1.JPEG").write_bytes(jpeg(0, 0))
+    assert len(open_data(root, "train")) == 3
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_can_be_packed(layout: str, tmp_path: Path) -> None:
+    source, packed = LAYOUTS[layout](tmp_path / "in"), tmp_path / "packed"
+    assert cli.run(pack.main, [str(source), str(packed)]) == 0
+    train, test = open_both(packed)
+    assert train.classes == NAMES
+    assert sorted(contents(train)) == sorted(expected(training()))
+    assert contents(test) == expected(validation())
+
+
 class TestLabelsThatAreWrong:
     def test_no_labels(self, tmp_path: Path) -> None:
         (write_kaggle(tmp_path) / "LOC_val_solution.csv").unlink()
         with raises(DataError, "LOC_val_solution.csv", DEVKIT, str(tmp_path)):
             open_data(tmp_path, "test")
-        assert len(open_data(tmp_path, "train")) == 36
+        assert len(open_data(tmp_path, "train")) == 18
 
     def test_an_image_that_the_csv_does_not_know(self, tmp_path: Path) -> None:
         val = write_kaggle(tmp_path) / "ILSVRC/Data/CLS-LOC/val"
@@ -177,6 +204,17 @@ class TestLabelsThatAreWrong:
         with raises(DataError, "n09999999", "train"):
             open_both(tmp_path)
 
+    def test_a_folder_that_cannot_be_read(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def denied(folder: Path) -> None:
+            raise PermissionError(13, "Permission denied", str(folder))
+
+        data = write_flat(tmp_path)
+        monkeypatch.setattr("fastaug.data.readers.imagenet.os.scandir", denied)
+        with raises(DataError, str(data / "val")):
+            open_data(data, "train")
+
     def test_a_wrong_line_of_names(self, tmp_path: Path) -> None:
         (write_kaggle(tmp_path) / "LOC_synset_mapping.txt").write_text("tench\n")
         with raises(DataError, "LOC_synset_mapping.txt", "'tench'"):
@@ -198,13 +236,13 @@ class TestLabelsThatAreWrong:
         """1001 is a group of classes; 4 is not in meta.mat."""
         file = write_flat(tmp_path) / DEVKIT / "data/ILSVRC2012_validation_ground_truth.txt"
         file.write_text(file.read_text() + number + "\n")
-        with raises(DataError, "line 10", number[:20]):
+        with raises(DataError, "line 7", number[:20]):
             open_data(tmp_path, "test")
 
     def test_fewer_numbers_than_images(self, tmp_path: Path) -> None:
         file = write_flat(tmp_path) / DEVKIT / "data/ILSVRC2012_validation_ground_truth.txt"
-        file.write_text("1\n" * 8)
-        with raises(DataError, "ILSVRC2012_val_00000009.JPEG"):
+        file.write_text("1\n" * 5)
+        with raises(DataError, "ILSVRC2012_val_00000006.JPEG"):
             open_data(tmp_path, "test")
 
     @pytest.mark.parametrize("name", ["meta.mat", "ILSVRC2012_validation_ground_truth.txt"])
@@ -276,7 +314,7 @@ class TestDamagedTars:
     def test_only_the_training_tar(self, tmp_path: Path) -> None:
         write_training_tar(tmp_path / "in", training())
         train, test = open_both(tmp_path / "in")
-        assert (len(train), len(test)) == (33, 3)
+        assert (len(train), len(test)) == (15, 3)
 
 
 def mat_header() -> bytes:

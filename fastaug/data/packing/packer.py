@@ -49,6 +49,7 @@ CLASSES = "classes.txt"
 _MEMORY = 1 << 30
 """Bytes that all threads together may decode into."""
 _MB = 10**6
+_LOG_SECONDS = 60.0
 _NONE = np.zeros(0)
 
 
@@ -104,7 +105,7 @@ class _Packer:
         with (
             thread_pool(self._threads) as pool,
             shards,
-            progress_bar(title, len(images), start) as advance,
+            progress_bar(title, len(images), start, _LOG_SECONDS) as advance,
         ):
             for index, image in self._convert(images, start, pool):
                 if image.info.reason:

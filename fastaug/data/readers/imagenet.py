@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -53,7 +52,8 @@ LAYOUT: tuple[tuple[str, str], ...] = (
     ),
     (
         "ImageNet's tars",
-        f"`{_TRAIN_TAR}`, `{_VAL_TAR}` and `{DEVKIT}` (folder or `.tar.gz`), not unpacked",
+        f"`{_TRAIN_TAR}` (or `train/WNID.tar`, unpacked once), `{_VAL_TAR}`, and `{DEVKIT}` "
+        "(folder or `.tar.gz`)",
     ),
 )
 _KAGGLE = "Data/CLS-LOC"
@@ -61,7 +61,10 @@ _THREADS = 8  # indexing waits for the storage
 
 
 def matches(path: Path) -> bool:
-    return path.is_dir() and _find_folder(path) is not None
+    try:
+        return path.is_dir() and _find_folder(path) is not None
+    except OSError as error:
+        raise DataError(f"{error.filename}: cannot be read ({error.strerror})") from error
 
 
 def has_test(path: Path) -> bool:
@@ -81,8 +84,12 @@ def _find_folder(path: Path) -> Path | None:
     for below in (f"ILSVRC/{_KAGGLE}", _KAGGLE):
         if (path / below).is_dir():
             return path / below
-    is_kaggle = path.resolve().match(_KAGGLE)
-    is_known = is_kaggle or (path / _TRAIN_TAR).is_file() or _is_flat_val(path / "val")
+    is_known = (
+        path.resolve().match(_KAGGLE)
+        or (path / _TRAIN_TAR).is_file()
+        or _is_flat_val(path / "val")
+        or _class_tars(path / "train")
+    )
     return path if is_known else None
 
 
@@ -106,25 +113,46 @@ def _is_flat_val(folder: Path) -> bool:
         return any(image_number(entry.name) is not None for entry in entries)
 
 
-# --- folders ---
+def _class_tars(folder: Path) -> tuple[Path, ...]:
+    """The tar of each class, unless there are class folders."""
+    if not folder.is_dir():
+        return ()
+    with os.scandir(folder) as entries:
+        found = [entry for entry in entries if WNID.match(entry.name)]
+    if any(entry.is_dir() for entry in found):
+        return ()
+    return tuple(folder / name for name in sorted(e.name for e in found) if _is_class_tar(name))
+
+
+def _is_class_tar(name: str) -> bool:
+    return WNID.fullmatch(name.removesuffix(".tar")) is not None and name.endswith(".tar")
+
+
+# --- splits ---
 
 
 def _open_train(folder: Path) -> ImageSet:
+    tars, tar = _class_tars(folder / "train"), folder / _TRAIN_TAR
+    if tars:
+        return _training_set(folder / "train", *_index(tars, _read_class_tar))
     if (folder / "train").is_dir():
         return open_class_folders(folder / "train")
-    if not (folder / _TRAIN_TAR).is_file():
+    if not tar.is_file():
         raise DataError(f"{folder}: has neither train/ nor {_TRAIN_TAR}")
-    labels, storage = _index(folder, _TRAIN_TAR, _read_training_tar)
-    known, places = np.unique(labels, return_inverse=True)
-    classes = tuple(f"n{number:08}" for number in known)
-    return ImageSet(str(folder / _TRAIN_TAR), classes, places, storage)
+    return _training_set(tar, *_index((tar,), _read_training_tar))
+
+
+def _training_set(place: Path, numbers: np.ndarray, storage: Storage) -> ImageSet:
+    """numbers: [N], of each image's class in WordNet."""
+    known, labels = np.unique(numbers, return_inverse=True)
+    return ImageSet(str(place), tuple(f"n{number:08}" for number in known), labels, storage)
 
 
 def _open_val(folder: Path) -> ImageSet:
     val = folder / "val"
     if not val.is_dir():
-        numbers, storage = _index(folder, _VAL_TAR, _read_validation_tar)
-        return _label(folder, folder / _VAL_TAR, numbers, storage)
+        tar = folder / _VAL_TAR
+        return _label(folder, tar, *_index((tar,), _read_validation_tar))
     if not _is_flat_val(val):
         return open_class_folders(val)
     names = sorted(name for name in os.listdir(val) if _is_image(name))
@@ -159,13 +187,13 @@ def _label(folder: Path, place: Path, numbers: np.ndarray, storage: Storage) -> 
 
 
 def _index(
-    folder: Path, name: str, read: Callable[[Shard], Iterator[Record]]
+    tars: tuple[Path, ...], read: Callable[[Shard], Iterator[Record]]
 ) -> tuple[np.ndarray, Storage]:
     """The number that `read` has for each image, and where the images are."""
-    shards = (folder / name,)
-    format = Format(name, re.escape(name), read)
-    indexes = read_indexes(folder, shards, format)
-    return indexes[0].label, spans_of(shards, indexes, format.separator)
+    format = Format("ImageNet", "", read)
+    indexes = read_indexes(tars[0].parent, tars, format)
+    numbers = np.concatenate([index.label for index in indexes])
+    return numbers, spans_of(tars, indexes, format.separator)
 
 
 def _read_training_tar(shard: Shard) -> Iterator[Record]:
@@ -173,7 +201,7 @@ def _read_training_tar(shard: Shard) -> Iterator[Record]:
     class; it is contiguous, so its images are byte ranges of this tar."""
     inner = list(tar_members(shard))
     for member in inner:
-        if member.suffix != ".tar" or not WNID.fullmatch(member.key):
+        if not _is_class_tar(member.name):
             raise shard.invalid(member.offset, f"{member.name!r} is not the tar of a class")
 
     def read_class(member: Member) -> list[Record]:
@@ -187,6 +215,12 @@ def _read_training_tar(shard: Shard) -> Iterator[Record]:
             yield from records
     finally:  # a damaged tar or Ctrl-C: do not read the rest first
         pool.shutdown(cancel_futures=True)
+
+
+def _read_class_tar(shard: Shard) -> Iterator[Record]:
+    """Each image with the number in the name of the tar, nNUMBER.tar."""
+    for image in _images_in(shard, tar_members(shard)):
+        yield int(shard.path.stem[1:]), ((image.offset, image.size),)
 
 
 def _read_validation_tar(shard: Shard) -> Iterator[Record]:

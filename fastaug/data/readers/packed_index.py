@@ -46,6 +46,7 @@ _MAGIC = b"fastaug packed 1"
 _START = len(_MAGIC) + 8
 _CHECKSUM = hashlib.sha256().digest_size
 _MAX_HEADER = 2**28  # bytes; a million class names of 30 characters are 2**25
+_MAX_INDEX = 2**34  # bytes; 500 million images
 _SHARD_NAME = r"(train|val)/[0-9]{5,9}\.tar"
 
 
@@ -103,6 +104,8 @@ def read_packed_index(content: bytes | Path, where: str) -> PackedIndex:
         header_end = _START + int.from_bytes(view[len(_MAGIC) : _START], "little")
         if view[: len(_MAGIC)] != _MAGIC or len(view) < _START + _CHECKSUM:
             raise ValueError("it does not begin as one of this version")
+        if len(view) > _MAX_INDEX:
+            raise ValueError(f"{len(view)} bytes")
         if hashlib.sha256(view[:-_CHECKSUM]).digest() != view[-_CHECKSUM:]:
             raise ValueError("its checksum is wrong")
         if header_end > min(_MAX_HEADER, len(view) - _CHECKSUM):
