@@ -61,9 +61,10 @@ check: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# The page of flags is written first. No --quiet: with it --strict would not see the warnings.
+# The pages from the code are written first. No --quiet: with it --strict would not see the warnings.
 docs: $(INSTALLED)
 	$(BIN)/python docs/generate_flags.py
+	$(BIN)/python docs/generate_layouts.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 install: $(INSTALLED)

@@ -6,10 +6,11 @@
     python benchmarks/throughput.py --compare before.csv after.csv
 
 loaders: fastaug's three and commonly used ones, without training, on the same files, with the same
-output (benchmarks/parts/loaders.py). stages: the parts of a training step, each by itself, and
-whole steps with the real loader and with synthetic views (benchmarks/parts/stages.py). All take
-turns in rounds, in a new order each round. A batch has --batch-size views at every K, as in
-training. The files are in the page cache: reading from storage is not measured.
+output (benchmarks/parts/loaders.py), in a process as any training loop has it. stages: the parts of
+a training step, each by itself, and whole steps with the real loader and with synthetic views
+(benchmarks/parts/stages.py), in a process that keeps freed memory, as fastaug.train does. Within
+each of the two, all take turns in rounds, in a new order each round. A batch has --batch-size views
+at every K, as in training. The files are in the page cache: reading from storage is not measured.
 """
 
 from __future__ import annotations
@@ -195,8 +196,12 @@ def _two_runs(names: Sequence[str]) -> list[list[dict[str, str]]]:
     return [results.select_run(found[0], date) for date in dates[-2:]]
 
 
+Plans = dict[Key, Callable[[Key], None]]
+"""What to measure, and how to build it."""
+
+
 class Benchmark:
-    """One run: everything is built first, then takes turns. rows() works after an interrupt too."""
+    """One run: all of a part is built, then takes turns. rows() works after an interrupt too."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -206,7 +211,6 @@ class Benchmark:
             self._base.replace(views=views)  # a K that does not divide the batch is an error now
         set_arithmetic(self._device, self._base.run.precision)
         avoid_broken_cpu_arithmetic(self._device, self._base.run.precision)
-        keep_freed_memory(self._device)
         self._images = _open_images(options)
         self._about = _describe_run(options, self._base, self._device)
         self._stages: Stages | None = None
@@ -217,22 +221,25 @@ class Benchmark:
 
     def rows(self) -> list[rows.Row]:
         """Rows of what was measured so far."""
-        samples = dict(self._samples)
-        for k in self._options.views if self._stages else ():
-            # The loader of the stages is one of the loaders, and is measured once.
-            if (own := self._own_loader(k)) in samples:
-                samples[own._replace(part=rows.STAGES, contender=LOADER)] = samples[own]
-        found = rows.make_rows(samples, self._memory, self._base.optim.batch_size, core_count())
+        memory, per_batch = self._memory, self._base.optim.batch_size
+        found = rows.make_rows(self._samples, memory, per_batch, core_count())
         return [self._about | row for row in (*found, *self._failures)]
 
     def run(self) -> None:
         with command.progress_bar("throughput:") as bar, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # raised inside the other libraries
-            self._build(bar)
-            self._take_turns(bar)
+            if rows.LOADERS in self._options.parts:
+                self._measure(self._loader_plans(), bar)
+            if rows.STAGES in self._options.parts:  # last: what it sets cannot be undone
+                keep_freed_memory(self._device)
+                self._measure(self._stage_plans(), bar)
 
-    def _build(self, bar: Progress) -> None:
-        plans = self._plans()
+    def _measure(self, plans: Plans, bar: Progress) -> None:
+        self._measures = {}
+        self._build(plans, bar)
+        self._take_turns(bar)
+
+    def _build(self, plans: Plans, bar: Progress) -> None:
         task = bar.add_task("", total=len(plans))
         for key, build in plans.items():
             bar.update(task, description=f"preparing {key}")
@@ -245,32 +252,38 @@ class Benchmark:
             bar.advance(task)
         bar.remove_task(task)
 
-    def _plans(self) -> dict[Key, Callable[[Key], None]]:
-        """What to measure, and how to build it."""
+    def _loader_plans(self) -> Plans:
         options = self._options
-        plans: dict[Key, Callable[[Key], None]] = {}
-        if rows.STAGES in options.parts:
-            plans[Key(rows.STAGES, "network")] = self._build_network
-        for policy in options.policies if rows.LOADERS in options.parts else ():
-            for name in options.loaders or LOADERS:
-                keys = (Key(rows.LOADERS, name, policy, k) for k in options.views)
-                plans |= dict.fromkeys(keys, self._build_loader)
-        if rows.STAGES in options.parts:
-            for k in options.views:
-                plans[Key(rows.STAGES, DECODE, "", k)] = self._build_decoder
-                plans[self._own_loader(k)] = self._build_loader
-                plans[Key(rows.STAGES, STEP, options.policies[0], k)] = self._build_training
+        plans: Plans = {
+            Key(rows.LOADERS, name, policy, k): self._build_loader
+            for policy in options.policies
+            for name in options.loaders or LOADERS
+            for k in options.views
+        }
+        # The cost of a view is relative to a decode of the same round.
+        return plans | (self._decoder_plans() if rows.STAGES in options.parts else {})
+
+    def _stage_plans(self) -> Plans:
+        policy = self._options.policies[0]
+        plans: Plans = {Key(rows.STAGES, "network"): self._build_network}
+        if rows.LOADERS not in self._options.parts:
+            plans |= self._decoder_plans()
+        for k in self._options.views:
+            plans[Key(rows.STAGES, LOADER, policy, k)] = self._build_loader
+            plans[Key(rows.STAGES, STEP, policy, k)] = self._build_training
         return plans
 
-    def _own_loader(self, views: int) -> Key:
-        return Key(rows.LOADERS, OWN[self._options.loader], self._options.policies[0], views)
+    def _decoder_plans(self) -> Plans:
+        keys = (Key(rows.STAGES, DECODE, "", k) for k in self._options.views)
+        return dict.fromkeys(keys, self._build_decoder)
 
     def _build_loader(self, key: Key) -> None:
         config = self._config(key)
         batch = config.optim.batch_size * config.view.size**2 * 3 * 4
         ahead = 3 * config.data.prefetch + 2 * config.data.workers
         timing.check_memory(batch * ahead, torch.device("cpu"), "prefetched batches take")
-        stream = LOADERS[key.contender](self._images, config, self._device)
+        name = OWN[self._options.loader] if key.contender == LOADER else key.contender
+        stream = LOADERS[name](self._images, config, self._device)
         with closing(stream.batches()) as batches:
             for batch in itertools.islice(batches, CHECKED):
                 check_batch(batch, config)

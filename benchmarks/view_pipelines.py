@@ -35,6 +35,7 @@ from fastaug.data.sampler import BatchKey
 from fastaug.data.scan import scan_and_check
 from fastaug.data.sources import DataSource, open_flat
 from fastaug.diagnostics.photos import cifar_like, photo_folder
+from fastaug.normalization import pixel_statistics
 from fastaug.pipelines.dali_views import OperatorViews, normalized_views, plan_inputs, plan_sources
 from fastaug.pipelines.decoder import Chunk, decode_pipeline
 from fastaug.pipelines.fused_views import FusedViews
@@ -42,7 +43,6 @@ from fastaug.views.config import ViewConfig
 from fastaug.views.engine import fused_engine
 from fastaug.views.philox import TRAIN_VIEWS
 from fastaug.views.plan import PAD, draw_plans
-from fastaug.views.reference import NORMALIZATION
 
 IMAGES = 32
 """Images in a batch."""
@@ -221,7 +221,7 @@ def _stock_pipeline(view: ViewConfig) -> DataNode:
         fill_value=128,
         interp_type=types.INTERP_NN,
     )
-    mean, deviation = NORMALIZATION[view.normalize]
+    mean, deviation = pixel_statistics(view.normalize)
     return fn.crop_mirror_normalize(
         views, mean=list(mean), std=list(deviation), dtype=types.FLOAT, output_layout="HWC"
     )

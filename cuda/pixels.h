@@ -158,13 +158,22 @@ FASTAUG_FUNCTION void store_pixel_values(byte* to, int there, floats x) {
     std::memcpy(to, &stored, sizeof stored);
 }
 
+template <class Narrow>
+FASTAUG_FUNCTION void narrow_normal(floats x, Narrow* to) { narrow(x, to); }
+#ifdef __AVX512BF16__
+// The same for numbers that are neither NaN nor subnormal.
+FASTAUG_FUNCTION void narrow_normal(floats x, ushorts* to) {
+  *to = (ushorts)_mm512_cvtneps_pbh(x);
+}
+#endif
+
 // Bypasses the caches: views do not fit into them, and are read much later.
 template <class T>
 FASTAUG_FUNCTION void write_out(T* to, int there, floats x) {
 #ifdef __AVX512F__
   if (there >= LANES && (uintptr_t)to % (LANES * sizeof(T)) == 0) {
     typename Stored<T>::type stored;
-    narrow(x, &stored);
+    narrow_normal(x, &stored);
     if (sizeof stored == 64) _mm512_stream_si512((__m512i*)to, *(__m512i*)&stored);
     else _mm256_stream_si256((__m256i*)to, *(__m256i*)&stored);
     return;

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from fastaug.config import TrainConfig
-from fastaug.settings import field_help, flag
+from fastaug.normalization import NORMALIZATION, Normalization
+from fastaug.settings import field_help, flag, typed
 
 PAGE = Path(__file__).parent / "reference" / "flags.md"
 TITLES = {
@@ -75,15 +76,15 @@ def table_rows(kind: type) -> list[str]:
 def default_of(own: Field[Any]) -> str:
     if isinstance(own.default, bool):
         return "on" if own.default else "off"
-    if isinstance(own.default, tuple):
-        return f"`{' '.join(map(str, own.default))}`"
-    return f"`{own.default}`" if own.default != "" else "empty"
+    return f"`{typed(own.default)}`" if own.default != "" else "empty"
 
 
 def values_of(hint: Any, bounds: dict[str, float]) -> str:
     """Choices of a Literal, or the type and its bounds."""
     if get_origin(hint) is Literal:
         return ", ".join(f"`{choice}`" for choice in get_args(hint))
+    if hint == Normalization:
+        return f"{', '.join(f'`{name}`' for name in NORMALIZATION)}, or `MEAN STD`"
     if get_origin(hint) is tuple:
         return f"{len(get_args(hint))} numbers"
     names = {bool: "switch", int: "integer", float: "number", str: "text"}

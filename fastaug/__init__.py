@@ -10,10 +10,12 @@ from fastaug.views.batch import ViewBatch
 
 __version__ = "0.1.0"
 __all__ = [
+    "ImageSet",
     "ObjectiveTerms",
     "TrainConfig",
     "ViewBatch",
     "available_kernels",
+    "build_evaluation_loader",
     "build_loader",
     "build_model",
     "check_kernel",
@@ -27,6 +29,8 @@ __all__ = [
 
 # Imported on first use: the objectives then need torch only, without Pillow and timm.
 _LATER = {
+    "ImageSet": "fastaug.data.image_set",
+    "build_evaluation_loader": "fastaug.engine.loaders",
     "build_loader": "fastaug.engine.loaders",
     "build_model": "fastaug.models.build",
     "make_views": "fastaug.views.engine",

@@ -19,6 +19,7 @@ COMMANDS = {
     "sweep": "train a grid of runs, and choose the best of each setting",
     "figures": "draw the paper's figures and write its tables, from finished runs",
     "scan": "find images that cannot be used",
+    "pack": "write any data set as tar shards with an index, with smaller images if you like",
     "doctor": "show what works on this machine, and what to do about the rest",
 }
 

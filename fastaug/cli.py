@@ -14,13 +14,18 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field, fields, is_dataclass, make_dataclass
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 from fastaug.config import TrainConfig
 from fastaug.errors import ConfigError, FastaugError, printable
-from fastaug.settings import Settings, field_help, flag, switch
+from fastaug.normalization import Normalization, parse_normalization
+from fastaug.settings import Settings, field_help, flag, switch, typed
+
+if TYPE_CHECKING:
+    from tyro.constructors import PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 Config = TypeVar("Config")
 Training = TypeVar("Training", bound=TrainConfig)
@@ -72,13 +77,16 @@ def parse(
 ) -> Config:
     """Parse the flags of a dataclass. A wrong flag is a ConfigError like any other mistake."""
     import tyro
+    from tyro.constructors import ConstructorRegistry
 
+    registry = ConstructorRegistry()
+    registry.primitive_rule(_normalization_rule)
     _check_flags(args, _flags(kind), prog)
     if {"-h", "--help"} & set(args):
         _set_help(kind)
     box = io.StringIO()
     try:
-        with contextlib.redirect_stderr(box):
+        with contextlib.redirect_stderr(box), registry:
             return tyro.cli(
                 kind,
                 prog=prog,
@@ -94,6 +102,21 @@ def parse(
         if error.code != 2:
             raise
         raise ConfigError(f"{_one_line(box.getvalue())} (see {prog} --help)") from None
+
+
+def _normalization_rule(field_type: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+    """How tyro reads --normalize, which takes a name or two words."""
+    from tyro.constructors import PrimitiveConstructorSpec
+
+    if field_type.type != Normalization:
+        return None
+    return PrimitiveConstructorSpec(
+        nargs="*",
+        metavar="NAME or MEAN STD",
+        instance_from_str=partial(parse_normalization, "--normalize"),
+        is_instance=lambda value: isinstance(value, (str, tuple)),
+        str_from_instance=lambda value: typed(value).split(),
+    )
 
 
 def parse_training(

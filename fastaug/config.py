@@ -17,7 +17,7 @@ from fastaug.errors import ConfigError, suggest
 from fastaug.kernels.config import LossConfig
 from fastaug.models.config import ModelConfig
 from fastaug.runs.config import RunConfig
-from fastaug.settings import flag
+from fastaug.settings import flag, plain, typed
 from fastaug.views.config import ViewConfig
 
 HALF_PRECISIONS = ("bf16", "fp16")
@@ -126,15 +126,15 @@ class TrainConfig:
         for name, value in settings.items():
             if name not in owners:
                 raise ConfigError(f"unknown setting {name!r}: {suggest(name, owners)}")
-            plain = tuple(value) if isinstance(value, list) else value
-            changes.setdefault(owners[name], {})[name] = plain
+            given = tuple(value) if isinstance(value, list) else value
+            changes.setdefault(owners[name], {})[name] = given
         parts = {owner: replace(getattr(self, owner), **own) for owner, own in changes.items()}
         return replace(self, **parts)
 
     def to_flat(self) -> dict[str, Any]:
         """The settings by flag name as plain values, for JSON and checkpoints."""
         values = {name: self.get(name) for name in setting_owners(type(self))}  # type: ignore[arg-type]
-        return {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}
+        return {name: plain(value) for name, value in values.items()}
 
     def get(self, name: str) -> Any:
         """One setting by its flag name."""
@@ -144,7 +144,7 @@ class TrainConfig:
     def differences(self, other: TrainConfig) -> list[str]:
         """The settings that a resumed run must keep and that differ, with both values."""
         return [
-            f"{flag(name)} {self.get(name)} (here: {other.get(name)})"
+            f"{flag(name)} {typed(self.get(name))} (here: {typed(other.get(name))})"
             for name in setting_owners()
             if name not in free_on_resume() and self.get(name) != other.get(name)
         ]

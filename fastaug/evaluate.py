@@ -60,19 +60,20 @@ def main(args: Sequence[str]) -> int:
         path = checkpoint_file(options.checkpoint)
         state = load_checkpoint(path)
         config = configure(options, TrainConfig.from_saved(state["config"]))
-        images, measures = evaluate_checkpoint(
+        images, measures, per_class = evaluate_checkpoint(
             state, config, group, name=str(path), batch_size=options.batch_size
         )
         if group.is_first:
             data = f"{images.name}, {len(images) - len(images.bad):,} images"
             rows = [("checkpoint", f"{path} (step {state['step']:,})"), ("data", data)]
             show_table("fastaug evaluate", rows + metric_rows(measures, config.eval.tta))
+            show_table(*per_class.table(config.eval.tta, out))
         if group.is_first and out is not None:
             result = {"checkpoint": str(path), "data": images.name, "tta": config.eval.tta}
             device = resolve_device(config.run.device)
             used = {"precision": arithmetic_in_force(device, config.run.precision)}
             result |= {"measures": measures, "environment": environment(device) | used}
-            write_json(out, result)
+            write_json(out, result | per_class.as_json())
     return 0
 
 

@@ -29,6 +29,11 @@ class ScanConfig(Settings):
 
     data: Annotated[str, arg(metavar="DATA")]
     """What --data of fastaug.train takes, or a folder of images without splits."""
+    image_column: str = ""
+    """Column of the images in a CSV or Parquet file, by its name or its number from 1. Empty:
+    recognized."""
+    label_column: str = ""
+    """Column of the labels, by its name or its number from 1. Empty: recognized."""
     full: bool = False
     """Decode every image; by default only header, size and end of file are checked."""
     workers: int = setting(-1, at_least=-1)
@@ -52,7 +57,7 @@ def main(args: Sequence[str]) -> int:
     options = cli.parse(ScanConfig, args, prog="python -m fastaug.scan")
     out = cli.output_file("--out", options.out) if options.out else None
     scanned = []
-    for images in open_sets(options.data):
+    for images in open_sets(options):
         found = scan_set(images, full=options.full, workers=options.workers, look_at_all=True)
         scanned.append((images, found))
         show_scan(images, found)
@@ -65,9 +70,11 @@ def main(args: Sequence[str]) -> int:
     return 0
 
 
-def open_sets(data: str) -> list[ImageSet]:
+def open_sets(options: ScanConfig) -> list[ImageSet]:
     """Both splits, or the only one, or the images of a folder without classes."""
-    config = DataConfig(data=data)
+    config = DataConfig(
+        options.data, image_column=options.image_column, label_column=options.label_column
+    )
     if flat := open_flat(config):
         return [flat]
     source = DataSource(config)

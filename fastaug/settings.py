@@ -69,6 +69,20 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
+def typed(value: Any) -> str:
+    """A value as it is typed after its flag: (0.35, 1.0) -> 0.35 1.0."""
+    if not isinstance(value, (list, tuple)):
+        return str(value)
+    return " ".join(
+        ",".join(map(str, own)) if isinstance(own, (list, tuple)) else str(own) for own in value
+    )
+
+
+def plain(value: Any) -> Any:
+    """A value with lists for its tuples, as JSON has it."""
+    return [plain(own) for own in value] if isinstance(value, tuple) else value
+
+
 def switch(name: str, on: bool) -> str:
     """The flag that turns a setting on or off: --nesterov, --no-nesterov."""
     return flag(name if on else f"no_{name}")

@@ -17,6 +17,7 @@ from nvidia.dali.data_node import DataNode
 from torch import Tensor
 
 from fastaug.data.image_set import ImageSet
+from fastaug.normalization import pixel_statistics
 from fastaug.pipelines.decoder import Chunk
 from fastaug.pipelines.randaugment import check_families, encode, randaugment
 from fastaug.runtime.streams import SideStream
@@ -25,7 +26,7 @@ from fastaug.views.batch import view_dtype
 from fastaug.views.config import ViewConfig
 from fastaug.views.philox import TRAIN_VIEWS
 from fastaug.views.plan import PAD, ViewPlans, draw_plans
-from fastaug.views.reference import NORMALIZATION, ROUNDING_MARGIN
+from fastaug.views.reference import ROUNDING_MARGIN
 
 
 class OperatorViews:
@@ -202,7 +203,7 @@ def normalized_views(images: DataNode, plan: dict[str, DataNode], config: ViewCo
         views = fn.flip(views, horizontal=mirror)
         views = randaugment(views, plan["choices"], plan["numbers"], config)
         mirror = 0
-    mean, deviation = NORMALIZATION[config.normalize]
+    mean, deviation = pixel_statistics(config.normalize)
     return fn.crop_mirror_normalize(
         views,
         mirror=mirror,

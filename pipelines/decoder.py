@@ -13,14 +13,16 @@ from nvidia.dali.data_node import DataNode
 
 from fastaug.data.config import DataConfig
 from fastaug.data.image_set import ImageSet, decode
+from fastaug.data.pixels import to_ppm
 from fastaug.data.prefetch import prefetch
+from fastaug.data.remote.spans import PARALLEL_READS, is_remote
 from fastaug.data.retry import RetryError, check_size, read_with_retries, try_read
 from fastaug.data.sampler import BatchKey
 from fastaug.errors import DataError, first_line
 from fastaug.views.plan import PAD, ViewPlans
 
 READERS = 8
-"""Threads that read files; they wait for the storage, not for a core."""
+"""Threads that read local files; they wait for the storage, not for a core."""
 REBUILDS = 3
 """How often in a row DALI may fail at a batch whose images it decodes one by one."""
 
@@ -59,7 +61,8 @@ class Decoder:
             batch_size=per_batch,
             **pipeline,
         )
-        self._readers = ThreadPoolExecutor(READERS, "fastaug-reader")
+        readers = PARALLEL_READS if is_remote(images.storage) else READERS
+        self._readers = ThreadPoolExecutor(readers, "fastaug-reader")
         self._warm_up(pipeline["prefetch_queue_depth"])
 
     def run(self, chunks: Iterable[Chunk]) -> Iterator[tuple[Chunk, Any]]:
@@ -91,7 +94,7 @@ class Decoder:
         assert self._images.manifest is not None
         content = self._images.encoded(index)
         if not self._images.manifest.plain[index]:
-            content = _ppm(decode(content, self._images.where(index)))
+            content = to_ppm(decode(content, self._images.where(index)))
         return np.frombuffer(content, np.uint8)
 
     # --- decoding ---
@@ -157,7 +160,7 @@ class Decoder:
         Spend the first call on blank images.
         """
         size = self._blank_side
-        blank = np.frombuffer(_ppm(np.zeros((size, size, 3), np.uint8)), np.uint8)
+        blank = np.frombuffer(to_ppm(np.zeros((size, size, 3), np.uint8)), np.uint8)
         for _ in range(depth):
             self._decoder.feed_input("encoded", [blank])
         self._decoder.schedule_run()
@@ -167,12 +170,6 @@ class Decoder:
 
 def _retry_error(error: RuntimeError) -> RetryError:
     return RetryError(f"DALI stopped while decoding: {first_line(error)}", max_retries=REBUILDS)
-
-
-def _ppm(image: np.ndarray) -> bytes:
-    """[H, W, 3] uint8 as a PPM file, which every decoder reads losslessly."""
-    height, width, _ = image.shape
-    return b"P6 %d %d 255\n" % (width, height) + np.ascontiguousarray(image).tobytes()
 
 
 @pipeline_def

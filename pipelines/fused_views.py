@@ -11,6 +11,7 @@ from torch import Tensor
 from fastaug.data.device_array import DeviceArray, array_on
 from fastaug.data.image_set import ImageSet
 from fastaug.pipelines.decoder import Chunk
+from fastaug.views.buffer_pool import BufferPool
 from fastaug.views.config import ViewConfig
 from fastaug.views.engine import StartedViews, ViewEngine
 from fastaug.views.packed_plan import Pictures
@@ -30,8 +31,10 @@ class FusedViews:
         config: ViewConfig,
         threads: int,
         device: torch.device,
+        pool: BufferPool,
     ) -> None:
         self._engine, self._spec, self._threads = engine, RenderSpec.of(config), threads
+        self._pool = pool
         self._array: DeviceArray | None = None
         if images.array is not None:
             self._array = array_on(device, images.array)
@@ -49,7 +52,13 @@ class FusedViews:
         pictures = self._in_memory(chunk.indices) if images is None else _decoded(images)
         kept = self._array if images is None else images
         started = self._engine.start(
-            pictures, chunk.plans, self._spec, threads=self._threads, kept=kept, wait=False
+            pictures,
+            chunk.plans,
+            self._spec,
+            threads=self._threads,
+            kept=kept,
+            wait=False,
+            pool=self._pool,
         )
         return chunk, started
 

@@ -7,12 +7,15 @@ the batches that would have followed, and no DALI state is saved.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator
-from itertools import islice
+from itertools import groupby, islice
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fastaug.data.config import DataConfig
 from fastaug.data.image_set import ImageSet
@@ -24,6 +27,7 @@ from fastaug.pipelines.decoder import Chunk, Decoder
 from fastaug.pipelines.fused_views import FusedViews
 from fastaug.runtime.cores import worker_count
 from fastaug.views.batch import ViewBatch
+from fastaug.views.buffer_pool import BufferPool
 from fastaug.views.config import ViewConfig
 from fastaug.views.engine import ViewEngine, resolve_engine
 from fastaug.views.plan import draw_plans
@@ -47,7 +51,7 @@ class DaliLoader(ViewLoader):
         self._engine = resolve_engine(view, self._device, report=self._train)
         self._stages: Stages | None = None
 
-    def _pass(self, keys: list[BatchKey]) -> Iterator[ViewBatch]:
+    def _pass(self, keys: Iterable[BatchKey]) -> Iterator[ViewBatch]:
         if self._stages is None:  # built when first used and kept: it takes 0.2 s and more
             self._stages = Stages(
                 self.images,
@@ -58,11 +62,10 @@ class DaliLoader(ViewLoader):
                 images_per_batch=self._sampler.images_per_batch,
                 device=self._device,
             )
-        try:
-            yield from self._stages.run(keys)
-        except Exception:
-            self._stages = None  # DALI pipelines cannot be used after an error
-            raise
+        return self._stages.run(keys)
+
+    def _discard(self) -> None:
+        self._stages = None  # DALI pipelines cannot be used after an error
 
 
 class Stages:
@@ -97,7 +100,9 @@ class Stages:
         if engine is None:
             self._viewer = OperatorViews(images, view, images_per_batch, device, pipeline)
         else:
-            self._viewer = FusedViews(engine, images, view, threads, device)
+            # Those being made, one that is handed out, and two that the caller has.
+            pool = BufferPool(keep=data.prefetch + 3)
+            self._viewer = FusedViews(engine, images, view, threads, device, pool)
         self._batches_per_chunk = 1
         if engine is not None and images.array is not None:
             values = images_per_batch * view.views * 3 * view.size**2
@@ -111,15 +116,24 @@ class Stages:
             )
 
     def run(self, keys: Iterable[BatchKey]) -> Iterator[ViewBatch]:
-        """The batches of the keys, which are of one epoch, in order."""
+        """The batches of the keys, in order."""
         viewer, decoded = self._viewer, self.decoded(keys)
-        for chunk, views in prefetch("views", decoded, self._depth, viewer.start, viewer.finish):
-            counts = [len(key.indices) for key in chunk.keys]
-            for key, own in zip(chunk.keys, views.split(counts), strict=True):
-                labels = torch.from_numpy(self._images.labels[key.indices])
-                if self._is_gpu:
-                    labels = labels.pin_memory().to(own.device, non_blocking=True)
-                yield ViewBatch(own, labels, torch.from_numpy(key.indices))
+        made = prefetch("views", decoded, self._depth, viewer.start, viewer.finish)
+        for batches in map(self._batches, made):
+            while batches:  # none is kept here: its memory is for the next one
+                yield batches.popleft()
+
+    def _batches(self, made: tuple[Chunk, Tensor]) -> deque[ViewBatch]:
+        """The batches of a chunk."""
+        chunk, views = made
+        parts = views.split([len(key.indices) for key in chunk.keys])
+        batches: deque[ViewBatch] = deque()
+        for key, own in zip(chunk.keys, parts, strict=True):
+            labels = torch.from_numpy(self._images.labels[key.indices])
+            if self._is_gpu:
+                labels = labels.pin_memory().to(own.device, non_blocking=True)
+            batches.append(ViewBatch(own, labels, torch.from_numpy(key.indices)))
+        return batches
 
     def decoded(self, keys: Iterable[BatchKey]) -> Iterator[tuple[Chunk, Any]]:
         """Each chunk with its images, decoded by DALI; or with None, if they are in memory."""
@@ -130,10 +144,10 @@ class Stages:
 
     def _planned(self, keys: Iterable[BatchKey]) -> Iterator[Chunk]:
         assert self._images.manifest is not None
-        left = iter(keys)
-        while own := list(islice(left, self._batches_per_chunk)):
-            indices = np.concatenate([key.indices for key in own])
-            sizes = self._images.manifest.sizes[indices]
-            epoch, purpose = own[0].epoch, own[0].purpose
-            plans = draw_plans(self._view, self._seed, epoch, purpose, indices, sizes)
-            yield Chunk(own, indices, plans)
+        for epoch, of_epoch in groupby(keys, attrgetter("epoch")):
+            while own := list(islice(of_epoch, self._batches_per_chunk)):
+                indices = np.concatenate([key.indices for key in own])
+                sizes = self._images.manifest.sizes[indices]
+                purpose = own[0].purpose
+                plans = draw_plans(self._view, self._seed, epoch, purpose, indices, sizes)
+                yield Chunk(own, indices, plans)

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from fastaug.config import TrainConfig
 from fastaug.data.image_set import ImageSet
+from fastaug.normalization import pixel_statistics
 from fastaug.runtime.cores import worker_count
-from fastaug.views.reference import NORMALIZATION
 from parts.timing import Stream, UnfitError
 
 PASS = 1024
@@ -65,7 +65,7 @@ def ffcv(
             raise UnfitError(why)
     folder = Path(tempfile.mkdtemp(prefix="fastaug-ffcv-"))
     _write_beton(folder / "images.beton", images)
-    mean, deviation = (np.array(values) for values in NORMALIZATION[view.normalize])
+    mean, deviation = (np.array(values) for values in pixel_statistics(view.normalize))
     number_type = np.float16 if view.views_dtype == "fp16" else np.float32
     steps = [
         RandomResizedCropRGBImageDecoder((view.size, view.size), scale=view.crop_area),

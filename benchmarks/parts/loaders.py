@@ -38,12 +38,12 @@ from fastaug.data.image_set import ImageSet, Manifest
 from fastaug.data.sampler import BatchSampler
 from fastaug.engine.loaders import build_loader, scan_configured
 from fastaug.errors import ConfigError, KernelUnavailableError
+from fastaug.normalization import pixel_statistics
 from fastaug.runtime.cores import worker_count
 from fastaug.views.batch import view_dtype
 from fastaug.views.config import ViewConfig
 from fastaug.views.engine import fused_engine, resolve_engine
 from fastaug.views.plan import PAD
-from fastaug.views.reference import NORMALIZATION
 from parts.ffcv_loader import ffcv
 from parts.timing import Stream, UnfitError
 
@@ -54,11 +54,8 @@ FUSED = "fastaug fused"
 OWN: dict[Own, str] = {"fused": FUSED, "dali": "fastaug dali operators", "torch": "fastaug torch"}
 PREFETCH = 2
 """Batches per worker that torch's DataLoader prefetches; fastaug's torch loader has the same."""
-EPOCH = 256
-"""Minimum batches in an epoch of fastaug's loaders, which drain at its end. Small data sets are
-repeated: an epoch of a large one has thousands of batches."""
-MAX_REPEATED_BYTES = 2**28
-"""Limit for repeating images in memory."""
+ENDLESS = 10**6
+"""Epochs: fastaug's loaders prefetch across the end of an epoch, but not beyond the last one."""
 
 
 def training_loader(own: Own) -> tuple[Literal["dali", "torch"], str]:
@@ -67,12 +64,9 @@ def training_loader(own: Own) -> tuple[Literal["dali", "torch"], str]:
 
 
 def repeated(images: ImageSet, config: TrainConfig) -> ImageSet:
-    """Scanned images, repeated so that an epoch has EPOCH batches."""
-    times = math.ceil(EPOCH * config.images_per_step / len(images))
-    if images.array is not None:
-        least = math.ceil(config.images_per_step / len(images))
-        times = max(least, min(times, MAX_REPEATED_BYTES // images.array.nbytes))
-    if times <= 1:
+    """Scanned images, repeated if they do not fill a batch."""
+    times = math.ceil(config.images_per_step / len(images))
+    if times == 1:
         return images
     assert images.manifest is not None
     count, found = len(images), images.manifest
@@ -91,7 +85,11 @@ def _fastaug(own: Own, images: ImageSet, config: TrainConfig, device: torch.devi
             fused_engine(device)  # fails now if there is none, not in the middle of a run
         loader, engine = training_loader(own)
         config = config.replace(
-            loader=loader, views_engine=engine, device=str(device), accumulate=1
+            loader=loader,
+            views_engine=engine,
+            device=str(device),
+            accumulate=1,
+            epochs=ENDLESS,
         )
         source = build_loader(config, repeated(_scanned(images, config), config))
     except (ConfigError, KernelUnavailableError) as error:
@@ -227,7 +225,7 @@ class _Views(Dataset):
 
     def __getitem__(self, indices: np.ndarray) -> Tensor:
         view = self.config.resolved_view
-        mean, deviation = (torch.tensor(values) for values in NORMALIZATION[view.normalize])
+        mean, deviation = (torch.tensor(values) for values in pixel_statistics(view.normalize))
         shape = (len(indices), view.views, view.size, view.size, 3)
         views = torch.empty(shape, dtype=view_dtype(view.views_dtype))
         for own, index in zip(views, map(int, indices), strict=True):

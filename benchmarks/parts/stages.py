@@ -22,7 +22,7 @@ from fastaug.engine.metrics import Meter
 from fastaug.kernels.objective import objective
 from fastaug.runtime.device import autocast
 from fastaug.views.batch import ViewBatch, view_dtype
-from parts.loaders import repeated
+from parts.loaders import ENDLESS, repeated
 from parts.timing import Stream, check_memory
 
 DECODE, LOADER = "decode", "loader"
@@ -104,7 +104,7 @@ class Stages:
 
     def training(self, config: TrainConfig, images: ImageSet, ahead: int) -> Stream:
         """Steps with the real loader of a config."""
-        loader = build_loader(config, repeated(images, config))
+        loader = build_loader(config.replace(epochs=ENDLESS), repeated(images, config))
 
         def batches() -> Generator[ViewBatch]:
             while True:

@@ -5,16 +5,20 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal
+from pathlib import Path
+from typing import Literal, Self
 
 import numpy as np
 from PIL import Image
 
-from fastaug.data.storage import Storage, Subset
+from fastaug.data.dataset_images import DatasetImages, MapDataset, dataset_classes, dataset_labels
+from fastaug.data.labels import index_labels
+from fastaug.data.pixels import rgb_pixels
+from fastaug.data.storage import Files, Storage, Subset
 from fastaug.errors import DataError, first_line
 from fastaug.views.plan import MAX_PIXELS
 
@@ -24,7 +28,8 @@ IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".ti
 
 @dataclass(frozen=True)
 class Manifest:
-    """Size and state of each image in a set, known before decoding; made by data/scan.py."""
+    """Size and state of each image in a set, known before decoding; made by data/scan.py, or
+    read from the index of a packed set."""
 
     sizes: np.ndarray
     """[N, 2] int32, height and width; 0 for bad images."""
@@ -32,6 +37,13 @@ class Manifest:
     """[N] bool: whether DALI decodes the image to the same pixel values as Pillow."""
     bad: Mapping[int, str] = field(default_factory=dict)
     """Image -> why it cannot be used."""
+
+    def subset(self, keep: np.ndarray) -> Manifest:
+        """keep: [n] int64, ascending."""
+        place = np.searchsorted(keep, np.fromiter(self.bad, np.int64, len(self.bad))).tolist()
+        found = zip(place, self.bad.items(), strict=True)
+        bad = {at: reason for at, (i, reason) in found if at < len(keep) and keep[at] == i}
+        return Manifest(self.sizes[keep], self.plain[keep], bad)
 
 
 @dataclass(frozen=True)
@@ -53,13 +65,43 @@ class ImageSet:
     def __len__(self) -> int:
         return len(self.labels)
 
+    @classmethod
+    def from_files(
+        cls,
+        paths: Sequence[str | Path],
+        labels: Sequence[int] | Sequence[str] | np.ndarray,
+        classes: Sequence[str] | None = None,
+    ) -> Self:
+        """Image files of your own, with their labels: class names, or indices into `classes`."""
+        if len(paths) == 0:
+            raise DataError("the list of image files is empty; give at least one path")
+        if len(paths) != len(labels):
+            raise DataError(f"{len(paths):,} image files need as many labels, got {len(labels):,}")
+        names = [os.fspath(path) for path in paths]
+        name = f"{os.path.dirname(names[0]) or '.'} (list of {len(names):,} files)"
+        known, indices = index_labels(labels, classes, name)
+        return cls(name, known, indices, Files.of(names))
+
+    @classmethod
+    def from_dataset(cls, dataset: MapDataset, *, thread_safe: bool = False) -> Self:
+        """The images of a torch map-style Dataset, whose items are (image, label).
+
+        thread_safe: whether several threads may read it at once; if not, they take turns.
+        """
+        storage = DatasetImages(dataset, thread_safe=thread_safe)
+        if len(storage) == 0:
+            raise DataError(f"{type(dataset).__name__}: the Dataset is empty")
+        labels = dataset_labels(storage, dataset)
+        known, indices = index_labels(labels, dataset_classes(dataset), storage.name)
+        return cls(storage.name, known, indices, storage)
+
     @property
     def bad(self) -> Mapping[int, str]:
         """Index of each unusable image -> reason."""
         return {} if self.manifest is None else self.manifest.bad
 
     def subset(self, keep: np.ndarray, name: str) -> ImageSet:
-        """The images with these indices, without a manifest.
+        """The images with these indices.
 
         keep: [n] int64, ascending.
         """
@@ -69,7 +111,7 @@ class ImageSet:
             labels=self.labels[keep],
             storage=None if self.storage is None else Subset(self.storage, keep),
             array=None if self.array is None else self.array[keep],
-            manifest=None,
+            manifest=None if self.manifest is None else self.manifest.subset(keep),
             origin=self.origin or self.name,
         )
 
@@ -112,10 +154,7 @@ class ImageSet:
 def decode(content: bytes | memoryview, where: str) -> np.ndarray:
     """Decode an image to uint8 [H, W, 3]; a DataError names where it came from."""
     with open_image(content, where) as image:
-        if image.mode.startswith("I"):  # 16 bits or more, which Pillow would clip to 255
-            values = np.asarray(image).astype(np.float64).clip(0, 65535) / 257
-            return np.repeat(np.rint(values).astype(np.uint8)[..., None], 3, axis=-1)
-        return np.asarray(image.convert("RGB"))
+        return rgb_pixels(image)
 
 
 def is_storage_error(error: DataError) -> bool:

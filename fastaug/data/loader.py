@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from functools import cached_property
+import os
+from collections import Counter, deque
+from collections.abc import Generator, Iterable, Iterator
+from functools import cached_property, partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -17,7 +20,7 @@ from fastaug.data.permutation import VERSION as ORDER_VERSION
 from fastaug.data.retry import BadImagesError, RetryError, quarantine
 from fastaug.data.sampler import BatchKey, BatchSampler
 from fastaug.errors import CheckpointError, DataError
-from fastaug.settings import fixed_settings, flag
+from fastaug.settings import fixed_settings, flag, plain, typed
 from fastaug.views.batch import ViewBatch
 from fastaug.views.config import ViewConfig
 from fastaug.views.philox import TEST_VIEWS, TRAIN_VIEWS
@@ -47,14 +50,19 @@ class ViewLoader:
         batches_per_step: int = 1,
         rank: int = 0,
         ranks: int = 1,
+        epochs: int = 0,
     ) -> None:
+        """epochs: of the training. Up to its last one, batches of the next epoch are prefetched
+        while an epoch ends."""
         self.images = images
         """The image set, with all bad images found so far."""
         self.epoch = 0
         self.position = 0
         """Number of batches yielded in this epoch."""
         self._data, self._view, self._seed, self._train = data, view, seed, train
-        self._device = device
+        self._device, self._epochs = device, epochs
+        self._prefetched: _Pass | None = None
+        """The pass of the last epoch, which has begun with the next one."""
         self._sampler = BatchSampler(
             images,
             seed=seed,
@@ -72,7 +80,21 @@ class ViewLoader:
 
     def set_epoch(self, epoch: int) -> None:
         """Start at the beginning of an epoch."""
-        self.epoch, self.position = epoch, 0
+        self._move_to(epoch, 0)
+
+    def _move_to(self, epoch: int, position: int) -> None:
+        self.epoch, self.position = epoch, position
+        self._check_prefetched()
+
+    def _check_prefetched(self) -> None:
+        """Drop the prefetched pass unless it continues here."""
+        if self._prefetched is not None and not self._prefetched.continues(self):
+            self._drop_prefetched()
+
+    def _drop_prefetched(self) -> None:
+        if self._prefetched is not None:
+            self._prefetched.close()
+            self._prefetched = None
 
     def batches(self) -> Iterator[BatchKey]:
         """The remaining batches of this rank in the epoch."""
@@ -85,42 +107,73 @@ class ViewLoader:
         most = self._sampler.images_per_batch
         parts = [indices[start : start + most] for start in range(0, len(indices), most)]
         keys = [BatchKey(epoch, purpose, part, i) for i, part in enumerate(parts)]
-        return torch.cat([batch.views for batch in self._pass(keys)])
+        self._drop_prefetched()
+        try:
+            return torch.cat([batch.views for batch in self._pass(keys)])
+        except Exception:
+            self._discard()
+            raise
 
     def __iter__(self) -> Iterator[ViewBatch]:
         """The rest of the epoch. After a recoverable error, a new pass continues at the same
         batch."""
-        epoch = self.epoch
-        failed_at, failures = -1, 0
-        while True:
-            keys = list(self.batches())
-            try:
-                for batch, key in zip(self._pass(keys), keys, strict=True):
-                    self._advance(key)
-                    yield batch
-                break
-            except BadImagesError as found:
-                # From here on, batches are as if these images had been known from the start.
-                self.images = quarantine(self.images, found, self._data.max_bad)
-            except RetryError as error:
-                failures = failures + 1 if self.position == failed_at else 1
-                failed_at = self.position
-                if failures > error.max_retries:
-                    raise DataError(
-                        f"{error}, {failures} times in a row at the same batch"
-                    ) from error
-                log.warning("%s; restarting the loader at the same batch", error)
+        epoch, failures = self.epoch, Counter[tuple[int, int]]()
+        self._check_prefetched()
+        current, self._prefetched = self._prefetched or self._new_pass(), None
+        try:
+            while True:
+                try:
+                    if (key := current.make_next()) is None:
+                        break
+                except Exception as error:
+                    current.close()
+                    self._discard()
+                    self._recover(error, failures)
+                    current = self._new_pass()
+                    continue
+                self._advance(key)
+                yield current.take()
+                if key.position + 1 == len(self):
+                    if current.continues(self):
+                        self._prefetched = current
+                    break
+        finally:
+            if self._prefetched is not current:
+                current.close()
         if self.epoch == epoch:  # the last batches of an evaluation had bad images only
             self.set_epoch(epoch + 1)
 
-    def _pass(self, keys: list[BatchKey]) -> Iterator[ViewBatch]:
-        """The batches of the keys, in order; raises BadImagesError or RetryError."""
+    def _new_pass(self) -> _Pass:
+        return _Pass(self, max(self._epochs, self.epoch + 1))
+
+    def _recover(self, error: Exception, failures: Counter[tuple[int, int]]) -> None:
+        """Prepare for a new pass after a recoverable error; raise others. failures: by place."""
+        if isinstance(error, BadImagesError):
+            # From here on, batches are as if these images had been known from the start.
+            self.images = quarantine(self.images, error, self._data.max_bad)
+            return
+        if not isinstance(error, RetryError):
+            raise error
+        place = self.epoch, self.position
+        failures[place] += 1
+        if failures[place] > error.max_retries:
+            raise DataError(
+                f"{error}, {failures[place]} times in a row at the same batch"
+            ) from error
+        log.warning("%s; restarting the loader at the same batch", error)
+
+    def _pass(self, keys: Iterable[BatchKey]) -> Iterator[ViewBatch]:
+        """The batches of the keys, in order; raises BadImagesError or RetryError. The iterator must
+        not refer to the loader."""
         raise NotImplementedError
 
+    def _discard(self) -> None:
+        """Called after an error of a pass: discard what cannot be used again."""
+
     def _advance(self, key: BatchKey) -> None:
-        self.position = key.position + 1
+        self.epoch, self.position = key.epoch, key.position + 1
         if self.position == len(self):
-            self.set_epoch(self.epoch + 1)
+            self.epoch, self.position = key.epoch + 1, 0
 
     def state_dict(self) -> dict[str, Any]:
         return {"epoch": self.epoch, "position": self.position, **self._identity}
@@ -130,7 +183,7 @@ class ViewLoader:
         if state.keys() != self.state_dict().keys():
             raise CheckpointError("the loader's state was written by another version of fastaug")
         differing = [
-            f"{name} {state[name]} (here: {here})"
+            f"{name} {typed(state[name])} (here: {typed(here)})"
             for name, here in self._identity.items()
             if state[name] != here
         ]
@@ -143,20 +196,75 @@ class ViewLoader:
                 + ", ".join(differing)
                 + advice
             )
-        self.epoch, self.position = state["epoch"], state["position"]
+        self._move_to(state["epoch"], state["position"])
 
     @cached_property  # the trainer reads the state after every step
     def _identity(self) -> dict[str, Any]:
         """What the batches and their views depend on."""
         settings = dict(fixed_settings(self._view)) | {"last_batch": self._data.last_batch}
-        plain = {n: list(v) if isinstance(v, tuple) else v for n, v in settings.items()}
         uses_table = self._view.augment == "randaugment" and not self._view.uses_dali_policy
         return {
             "--seed": self._seed,
             "version of the image order": ORDER_VERSION,
-            **{flag(name): value for name, value in plain.items()},
+            **{flag(name): plain(value) for name, value in settings.items()},
             "RandAugment table": table_fingerprint() if uses_table else None,
             "images per batch over all ranks": self._sampler.images_per_batch * self._sampler.ranks,
             "number of images": len(self.images),
             "data fingerprint": self.images.fingerprint,
         }
+
+
+class _Pass:
+    """Batches in the making, from the loader's position to the end of an epoch.
+
+    Does not refer to the loader, which keeps it: both would live until a garbage collection.
+    """
+
+    def __init__(self, loader: ViewLoader, end: int) -> None:
+        """end: the epoch after the last one."""
+        self._images, self._end, self._process = loader.images, end, os.getpid()
+        self._keys: deque[BatchKey] = deque()
+        """Of the batches that are being made."""
+        self._made: list[ViewBatch] = []
+        self.key: BatchKey | None = None
+        """Of the last batch that was made."""
+        later = map(partial(loader._sampler.batches, loader.images), range(loader.epoch + 1, end))
+        keys = chain(loader.batches(), chain.from_iterable(later))
+        self._batches = loader._pass(_recorded(keys, self._keys))
+
+    def make_next(self) -> BatchKey | None:
+        """Make the next batch; None if there is none."""
+        if (batch := next(self._batches, None)) is None:
+            assert not self._keys, "batches are missing"
+            return None
+        self._made.append(batch)
+        self.key = self._keys.popleft()
+        return self.key
+
+    def take(self) -> ViewBatch:
+        """The batch that was made. The pass does not keep it."""
+        return self._made.pop()
+
+    def continues(self, loader: ViewLoader) -> bool:
+        """Whether the loader is at the start of an epoch with which this pass continues."""
+        is_next = self.key is not None and loader.epoch == self.key.epoch + 1 < self._end
+        is_same = loader.images is self._images and os.getpid() == self._process
+        return is_next and is_same and loader.position == 0
+
+    def close(self) -> None:
+        """End all of its work."""
+        if os.getpid() != self._process:
+            _of_parent.append(self._batches)
+        elif isinstance(self._batches, Generator):
+            self._batches.close()
+
+
+_of_parent: list[Iterator[ViewBatch]] = []
+"""Passes that a forked child has inherited. Ending them would wait for threads and processes that
+the child does not have."""
+
+
+def _recorded(keys: Iterable[BatchKey], record: deque[BatchKey]) -> Iterator[BatchKey]:
+    for key in keys:
+        record.append(key)
+        yield key

@@ -7,25 +7,20 @@ added, removed or replaced, only bad images are looked at, to see whether they w
 from __future__ import annotations
 
 import logging
-import time
-import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fastaug.data.image_set import ImageSet, Manifest
+from fastaug.data.progress import progress_bar, thread_pool
 from fastaug.data.scan_cache import FULL, QUICK, Rows, ScanCache, cache_file
 from fastaug.data.scan_image import ImageInfo, MemoryBudget, scan_image
 from fastaug.data.storage import Storage
 from fastaug.errors import DataError, few, printable
-from fastaug.runtime.cores import core_count
 
 log = logging.getLogger("fastaug")
 
@@ -77,6 +72,7 @@ def scan_set(
 
     look_at_all: compare size and modification time of every image with those in the cache, even if
     the storage is unchanged; this finds files that were rewritten in place.
+    A set that comes with a manifest, such as a packed one, is only scanned if full.
     """
     count = len(images)
     if images.array is not None:
@@ -92,13 +88,15 @@ def scan_set(
     cache = ScanCache(images)
     table = cache.load()
     rows = cache.rows
-    with _thread_pool(workers) as pool:
+    with thread_pool(workers) as pool:
         unsure = table.unsure(rows, level)
         if look_at_all:
             unsure[:] = True
         (looked_at,) = np.nonzero(unsure)
         if len(looked_at):
             table.match(_at(rows, looked_at), _all_stamps(storage, looked_at, pool))
+        if images.manifest is not None:
+            table.add_known(_at(rows, looked_at), images.manifest.subset(looked_at))
         unknown = looked_at[table.unsure(_at(rows, looked_at), level, bad=False)]
         try:
             for chunk, infos in _in_chunks(pool, scan_chunk, unknown, 32, "scanning images"):
@@ -209,26 +207,12 @@ def _percent(share: float) -> str:
 # --- threads and progress ---
 
 
-@contextmanager
-def _thread_pool(workers: int) -> Iterator[ThreadPoolExecutor]:
-    """workers: number of threads; -1: four per core, since most of them wait for the storage."""
-    threads = min(32, 4 * core_count()) if workers < 0 else max(1, workers)
-    pool = ThreadPoolExecutor(threads)
-    try:
-        # Pillow would warn about individual images (large ones, odd EXIF).
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield pool
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
 def _in_chunks(
     pool: ThreadPoolExecutor, work: Callable, indices: np.ndarray, size: int, title: str
 ) -> Iterator[tuple]:
     """(chunk of the indices, result of work for it), in order."""
     running: deque[tuple[np.ndarray, Future]] = deque()
-    with _progress_bar(title, len(indices)) as advance:
+    with progress_bar(title, len(indices)) as advance:
         for start in range(0, len(indices) + _CHUNKS_IN_FLIGHT * size, size):
             if len(chunk := indices[start : start + size]):
                 running.append((chunk, pool.submit(work, chunk)))
@@ -236,26 +220,3 @@ def _in_chunks(
                 chunk, future = running.popleft()
                 yield chunk, future.result()
                 advance(len(chunk))
-
-
-@contextmanager
-def _progress_bar(title: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A progress bar on stderr, only in a terminal and after the first second."""
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    progress = Progress(
-        *columns, TextColumn("eta"), TimeRemainingColumn(), console=console, transient=True
-    )
-    task = progress.add_task(title, total=total)
-    begin = time.monotonic()
-
-    def advance(count: int) -> None:
-        progress.advance(task, count)
-        if console.is_terminal and time.monotonic() - begin > 1:
-            progress.start()
-
-    try:
-        yield advance
-    finally:
-        if progress.live.is_started:
-            progress.stop()

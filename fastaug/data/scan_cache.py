@@ -25,6 +25,8 @@ QUICK, FULL = 1, 2
 """Levels of a scan; 0: not scanned."""
 Rows = np.ndarray | slice
 """Which rows belong to the images of a set: indices [N] int64, or all of the first N."""
+_PACKED = "packed"
+"""Format of images whose manifest was stored with them."""
 _COLUMNS: dict[str, tuple[str, tuple[int, ...]]] = {
     "stamp": ("<u8", ()),  # hash of path, size and modification time when it was scanned
     "size": ("<i4", (2,)),  # height and width
@@ -186,6 +188,22 @@ class ScanTable:
         self._reasons.pop(row, None)
         if info.reason:
             self._reasons[row] = info.reason
+
+    def add_known(self, rows: np.ndarray, manifest: Manifest) -> None:
+        """Fill in rows of level 0 from the manifest of their images."""
+        new = self.unsure(rows, QUICK, bad=False)
+        new[list(manifest.bad)] = False
+        if not new.any():
+            return
+        self._make_writable()
+        self.is_changed = True
+        if _PACKED not in self._formats:
+            self._formats.append(_PACKED)
+        rows = rows[new]
+        self._columns["size"][rows] = manifest.sizes[new]
+        self._columns["plain"][rows] = manifest.plain[new]
+        self._columns["format"][rows] = self._formats.index(_PACKED)
+        self._columns["level"][rows] = QUICK
 
     def forget(self, rows: list[int]) -> None:
         """Let these images be scanned again."""

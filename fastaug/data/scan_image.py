@@ -68,6 +68,11 @@ class MemoryBudget:
                 self._freed.notify_all()
 
 
+def memory_to_decode(info: ImageInfo) -> int:
+    """Bytes that Pillow needs to decode an image, at most."""
+    return _BYTES_PER_PIXEL * info.height * info.width
+
+
 def scan_image(images: ImageSet, index: int, *, full: bool, budget: MemoryBudget) -> ImageInfo:
     """Check header, size and end of an image; decode it if full, or if its end is missing."""
     try:
@@ -77,7 +82,7 @@ def scan_image(images: ImageSet, index: int, *, full: bool, budget: MemoryBudget
             return ImageInfo(reason=f"{size / 2**30:.1f} GiB, too large for an image")
         info, is_complete = _read_header(images, index, head, tail, size, budget)
         if full or not is_complete:
-            with budget.hold(size + _BYTES_PER_PIXEL * info.height * info.width):
+            with budget.hold(size + memory_to_decode(info)):
                 info = _decode_fully(bytes(images.encoded(index)), info)
     except OSError as error:
         return ImageInfo(reason=f"cannot be read ({error.strerror or error})", permanent=False)
@@ -85,6 +90,17 @@ def scan_image(images: ImageSet, index: int, *, full: bool, budget: MemoryBudget
         reason = _reason(error, images.where(index))
         return ImageInfo(reason=reason, permanent=not is_storage_error(error))
     return info
+
+
+def scan_content(content: bytes, *, full: bool) -> ImageInfo:
+    """The same for an image that is already in memory."""
+    try:
+        if len(content) > _MAX_BYTES:
+            raise DataError(f"{len(content) / 2**30:.1f} GiB, too large for an image")
+        info, is_complete = _parse(content, content[-_ENDS:], len(content))
+        return info if is_complete and not full else _decode_fully(content, info)
+    except DataError as error:
+        return ImageInfo(reason=_reason(error, ""))
 
 
 def _read_header(

@@ -15,10 +15,13 @@ import numpy as np
 
 from fastaug.data.config import DataConfig
 from fastaug.data.image_set import ImageSet, Split
-from fastaug.data.readers import cifar, folder, npz, shards
+from fastaug.data.readers import cifar, folder, hugging_face, imagenet, npz, packed, shards, table
+from fastaug.data.readers.imagenet_labels import WNID
+from fastaug.data.readers.remote import RemoteReader
 from fastaug.data.shapes import ensure_shapes
 from fastaug.data.split import split_training
 from fastaug.errors import DataError, few
+from fastaug.urls import is_url, parse_url
 
 log = logging.getLogger("fastaug")
 
@@ -44,15 +47,26 @@ class Reader(Protocol):
         """The training or the test images of the path. Test images may lack some classes."""
 
 
-READERS: tuple[Reader, ...] = (cifar, shards, folder, npz)
-"""Asked in this order; `folder` takes every folder."""
+READERS: tuple[Reader, ...] = (
+    cifar,
+    imagenet,
+    packed,
+    shards,
+    hugging_face,
+    table,
+    folder,
+    npz,
+)
+"""Asked in this order: special folders before general ones. `folder` takes every folder."""
 
 
 class DataSource:
     """The image sets that --data and the other settings of the data name."""
 
-    def __init__(self, config: DataConfig) -> None:
+    def __init__(self, config: DataConfig, *, random_access: bool = True) -> None:
+        """random_access: False if all images are read once and in order."""
         self._config = config
+        self._random_access = random_access
         self._path = _existing_path(config.data)
         self._reader = _reader_of(self._path, config.data)
 
@@ -104,7 +118,7 @@ class DataSource:
         if split == "train" and not counts.all():
             empty = [images.classes[label] for label in np.flatnonzero(counts == 0)]
             log.warning("%s: no images of %s", images.name, few(empty))
-        if images.storage is None:
+        if images.storage is None or not self._random_access:
             return images
         return replace(images, storage=images.storage.for_random_access())
 
@@ -113,14 +127,21 @@ def align_classes(images: ImageSet, classes: tuple[str, ...], owner: str) -> Ima
     """The set with labels that are indices into the owner's classes; it may lack some of them."""
     if images.classes == classes:
         return images
-    place = {name: label for label, name in enumerate(classes)}
-    if unknown := [name for name in images.classes if name not in place]:
+    place = {_class_id(name): label for label, name in enumerate(classes)}
+    if unknown := [name for name in images.classes if _class_id(name) not in place]:
         raise DataError(
             f"{images.name}: has images of {few(unknown)}, which {owner} does not know; its "
             f"{len(classes):,} classes are {few(classes)}"
         )
-    labels = np.array([place[name] for name in images.classes], np.int64)[images.labels]
-    return replace(images, classes=classes, labels=labels)
+    labels = np.array([place[_class_id(name)] for name in images.classes], np.int64)
+    return replace(images, classes=classes, labels=labels[images.labels])
+
+
+def _class_id(name: str) -> str:
+    """The name, or what identifies one of ImageNet's classes: "n01440764 tench" is "n01440764",
+    the name of its folder."""
+    wnid, _, _words = name.partition(" ")
+    return wnid if WNID.fullmatch(wnid) else name
 
 
 def open_flat(config: DataConfig) -> ImageSet | None:
@@ -133,6 +154,8 @@ def open_flat(config: DataConfig) -> ImageSet | None:
 def _existing_path(data: str) -> Path:
     if not data:
         raise DataError("this recipe has no default data: give --data PATH")
+    if is_url(data):
+        return Path(data)  # only a name: RemoteReader has the URL
     path = ensure_shapes() if data == "shapes" else Path(data).expanduser()
     if not path.exists():
         raise DataError(f"--data {data}: no such file or folder (and not the built-in 'shapes')")
@@ -140,8 +163,10 @@ def _existing_path(data: str) -> Path:
 
 
 def _reader_of(path: Path, data: str) -> Reader:
+    if is_url(data):
+        return RemoteReader(parse_url(data))
     reader = next((reader for reader in READERS if reader.matches(path)), None)
     if reader is None:
-        known = "; ".join(reader.DESCRIPTION for reader in READERS)
+        known = "; ".join([*(r.DESCRIPTION for r in READERS), RemoteReader.DESCRIPTION])
         raise DataError(f"--data {data}: unknown format; give one of: {known}")
     return reader

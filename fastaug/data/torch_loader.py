@@ -5,24 +5,31 @@ from __future__ import annotations
 import faulthandler
 import gc
 import logging
+import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
+from functools import cached_property, partial
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from fastaug.data.image_set import ImageSet
 from fastaug.data.loader import ViewLoader
 from fastaug.data.prefetch import prefetch
+from fastaug.data.remote.spans import PARALLEL_READS, is_remote
 from fastaug.data.retry import (
     BadImage,
     BadImagesError,
+    ReadFailure,
     RetryError,
     check_size,
     read_with_retries,
@@ -33,6 +40,7 @@ from fastaug.errors import DataError, first_line
 from fastaug.runtime.cores import worker_count
 from fastaug.runtime.trace import start_worker_tracing, trace_range, worker_trace_file
 from fastaug.views.batch import ViewBatch, view_dtype
+from fastaug.views.buffer_pool import BufferPool, SharedBuffers
 from fastaug.views.config import ViewConfig
 from fastaug.views.plan import draw_plans
 from fastaug.views.reference import reference_views
@@ -43,33 +51,122 @@ log = logging.getLogger("fastaug")
 class TorchLoader(ViewLoader):
     """An iterable of ViewBatch, made by worker processes."""
 
-    def _pass(self, keys: list[BatchKey]) -> Iterator[ViewBatch]:
-        batches = self._in_host_memory(keys)
-        if self._device.type != "cuda":
-            return batches
-        uploads = _Uploads(self._device)
-        return prefetch("upload", batches, 1, uploads.start, uploads.finish)
+    def _pass(self, keys: Iterable[BatchKey]) -> Iterator[ViewBatch]:
+        dataset = _ViewDataset(self.images, self._view, self._seed, self._memory)
+        workers = worker_count(self._data.workers)
+        batches = _in_host_memory(dataset, keys, workers, _start_method(self.images))
+        return batches if self._device.type != "cuda" else _uploaded(batches, self._device)
 
-    def _in_host_memory(self, keys: list[BatchKey]) -> Iterator[ViewBatch]:
-        # New workers in every epoch: forking takes 20 ms, and none are left when a pass is aborted.
-        batches: DataLoader = DataLoader(
-            _ViewDataset(self.images, self._view, self._seed),
-            sampler=keys,
-            batch_size=None,
-            num_workers=worker_count(self._data.workers),
-            pin_memory=self._device.type == "cuda",
-            worker_init_fn=partial(_start_worker, worker_trace_file()),
-            # Not torch's global generator, whose state dropout depends on.
-            generator=torch.Generator(),
-        )
+    @cached_property  # not before the first pass: this fixes how processes are started
+    def _memory(self) -> _BatchMemory:
+        workers = worker_count(self._data.workers)
+        is_forked = bool(workers) and _start_method(self.images) == "fork"
+        return _BatchMemory(self._view, self._sampler.images_per_batch, workers, is_forked)
+
+
+def _start_method(images: ImageSet) -> str:
+    """How workers are started. What reads from a network cannot be used in a fork."""
+    return "forkserver" if is_remote(images.storage) else multiprocessing.get_start_method()
+
+
+class _BatchMemory:
+    """Where views are made: in memory that is used again."""
+
+    def __init__(
+        self, config: ViewConfig, images_per_batch: int, workers: int, is_forked: bool
+    ) -> None:
+        self._shape = (config.views, config.size, config.size, 3)
+        self._dtype = view_dtype(config.views_dtype)
+        self.shared: SharedBuffers | None = None
+        """Buffers that forked workers fill."""
+        if is_forked:
+            size = images_per_batch * prod(self._shape) * self._dtype.itemsize
+            # Those of the workers, one that is handed out, and two that the caller has.
+            self.shared = SharedBuffers(_PREFETCH * workers + 3, size)
+        self._own = BufferPool(keep=0 if workers else 3)
+
+    def empty(self, images: int, number: int | None) -> Tensor:
+        """[images, K, S, S, 3], for the process that makes the views. number: of a shared
+        buffer."""
+        shape = (images, *self._shape)
+        if number is None:
+            return self._own.empty(shape, self._dtype)
+        assert self.shared is not None
+        return self.shared.to_fill(number, shape, self._dtype)
+
+    def filled(self, images: int, number: int) -> Tensor:
+        """The same in the process that uses them."""
+        assert self.shared is not None
+        return self.shared.filled(number, (images, *self._shape), self._dtype)
+
+
+_PREFETCH = 2
+"""Batches per worker that are prefetched."""
+
+
+class _Task(NamedTuple):
+    """What a worker is asked for."""
+
+    key: BatchKey
+    buffer: int | None
+    """The shared buffer for the views; None: new memory, because the caller holds all of them."""
+
+
+def _in_host_memory(
+    dataset: _ViewDataset, keys: Iterable[BatchKey], workers: int, start_method: str
+) -> Iterator[ViewBatch]:
+    """The batches of the keys. The workers live as long as the iterator: none are left when a pass
+    is aborted."""
+    shared = dataset.memory.shared
+    started: deque[_Task] = deque()
+
+    def tasks() -> Iterator[_Task]:
+        for key in keys:
+            started.append(_Task(key, shared.take() if shared else None))
+            yield started[-1]
+
+    context = multiprocessing.get_context(start_method) if workers else None
+    if context is not None and start_method == "forkserver":
+        context.set_forkserver_preload([__name__])  # imports torch once, not in every worker
+    batches: DataLoader = DataLoader(
+        dataset,
+        sampler=tasks(),
+        batch_size=None,
+        num_workers=workers,
+        prefetch_factor=_PREFETCH if workers else None,
+        multiprocessing_context=context,
+        worker_init_fn=partial(_start_worker, worker_trace_file()),
+        # Not torch's global generator, whose state dropout depends on.
+        generator=torch.Generator(),
+    )
+    try:
         for result in _worker_results(batches):
             for message in result.warnings:
                 log.warning("%s", message)
-            if isinstance(result.batch, DataError):
-                raise result.batch
-            if result.batch is None:
+            if isinstance(result.views, DataError):
+                raise result.views
+            if result.bad:
                 raise BadImagesError(result.bad, result.batch_size)
-            yield result.batch
+            yield dataset.batch(started.popleft(), result.views)
+            del result
+    finally:
+        for task in started:
+            if shared is not None and task.buffer is not None:
+                shared.replace(task.buffer)
+
+
+def _uploaded(batches: Iterator[ViewBatch], device: torch.device) -> Iterator[ViewBatch]:
+    """The batches on a GPU: a thread copies the next one to pinned memory, which torch reuses, and
+    the GPU copies it from there, while it works on this one."""
+    uploads = _Uploads(device)
+    with ThreadPoolExecutor(1, "fastaug-pin", torch.cuda.set_device, (device,)) as thread:
+        start = partial(_start_pinning, thread)
+        pinned = prefetch("pin", batches, 1, start, Future.result)
+        yield from prefetch("upload", pinned, 1, uploads.start, uploads.finish)
+
+
+def _start_pinning(thread: ThreadPoolExecutor, batch: ViewBatch) -> Future[ViewBatch]:
+    return thread.submit(batch.pin_memory)
 
 
 class _Uploads:
@@ -96,54 +193,75 @@ class _WorkerResult(NamedTuple):
     """What a worker returns. A worker raises no errors, which torch would bury in a traceback, and
     logs nothing: in a fork, a lock of the trainer's console may stay locked forever."""
 
-    batch: ViewBatch | DataError | None
-    """None if images are bad."""
+    views: Tensor | DataError | None
+    """None if they are in a shared buffer, or if images are bad."""
     warnings: list[str]
     bad: Mapping[int, BadImage]
     batch_size: int
 
 
 class _ViewDataset(Dataset):
-    """Makes one batch from its key, in a worker process."""
+    """Makes the views of one batch, in a worker process."""
 
-    def __init__(self, images: ImageSet, config: ViewConfig, seed: int) -> None:
+    def __init__(
+        self, images: ImageSet, config: ViewConfig, seed: int, memory: _BatchMemory
+    ) -> None:
         self._images, self._config, self._seed = images, config, seed
+        self.memory = memory
 
-    def __getitem__(self, key: BatchKey) -> _WorkerResult:
+    def __getitem__(self, task: _Task) -> _WorkerResult:
         warnings: list[str] = []
         warn = log.warning if get_worker_info() is None else warnings.append
-        indices = list(map(int, key.indices))
+        indices = list(map(int, task.key.indices))
         try:
             with trace_range("decode"):
-                first = {index: try_read(self._image, index) for index in indices}
+                first = dict(zip(indices, self._map(self._try_image, indices), strict=True))
                 images = read_with_retries(self._images, first, self._image, warn)
         except BadImagesError as found:
             return _WorkerResult(None, warnings, found.bad, found.batch_size)
         with trace_range("views"):
-            batch = self._views(key, [images[index] for index in indices])
-        return _WorkerResult(batch, warnings, {}, len(images))
+            views = self._views(task, [images[index] for index in indices])
+        return _WorkerResult(views, warnings, {}, len(images))
+
+    def batch(self, task: _Task, views: Tensor | None) -> ViewBatch:
+        """The batch of a task, in the process that uses it. views: None if they are in the task's
+        buffer."""
+        indices = task.key.indices
+        if task.buffer is not None:
+            views = self.memory.filled(len(indices), task.buffer)
+        assert views is not None
+        return ViewBatch(
+            views.permute(0, 1, 4, 2, 3),
+            torch.from_numpy(self._images.labels[indices]),
+            torch.from_numpy(indices),
+        )
+
+    @cached_property
+    def _map(self) -> Callable[..., Iterable]:
+        """map(), with many reads in flight if they wait for a network."""
+        if not is_remote(self._images.storage):
+            return map
+        return ThreadPoolExecutor(PARALLEL_READS, "fastaug-reader").map
+
+    def _try_image(self, index: int) -> np.ndarray | ReadFailure:
+        return try_read(self._image, index)
 
     def _image(self, index: int) -> np.ndarray:
         image = self._images.image(index)
         check_size(self._images, index, image.shape[:2])
         return image
 
-    def _views(self, key: BatchKey, images: list[np.ndarray]) -> ViewBatch | DataError:
-        config = self._config
-        shape = (len(key.indices), config.views, config.size, config.size, 3)
-        views = torch.empty(shape, dtype=view_dtype(config.views_dtype))
+    def _views(self, task: _Task, images: list[np.ndarray]) -> Tensor | DataError | None:
+        config, key = self._config, task.key
         sizes = np.array([image.shape[:2] for image in images])
         try:
             plans = draw_plans(config, self._seed, key.epoch, key.purpose, key.indices, sizes)
         except DataError as error:
             return error
+        views = self.memory.empty(len(images), task.buffer)
         for i, image in enumerate(images):
             views[i].copy_(reference_views(image, plans.of_image(i), config))
-        return ViewBatch(
-            views.permute(0, 1, 4, 2, 3),
-            torch.from_numpy(self._images.labels[key.indices]),
-            torch.from_numpy(key.indices),
-        )
+        return views if task.buffer is None else None
 
 
 def _worker_results(batches: DataLoader) -> Iterator[_WorkerResult]:

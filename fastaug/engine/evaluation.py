@@ -14,6 +14,7 @@ from fastaug.data.loader import ViewLoader
 from fastaug.data.sources import DataSource, align_classes
 from fastaug.engine.loaders import build_evaluation_loader, scan_configured
 from fastaug.engine.metrics import Predictions, metrics_for
+from fastaug.engine.per_class import PerClass, PredictedClasses
 from fastaug.kernels.registry import resolve_kernel
 from fastaug.runs.weights import model_from_checkpoint
 from fastaug.runtime.arithmetic import set_arithmetic
@@ -57,11 +58,13 @@ class Evaluation:
         model: nn.Module,
         *,
         views: int,
+        predicted: PredictedClasses | None = None,
         on_batch: Callable[[int, int], None] = lambda done, total: None,
     ) -> dict[str, float]:
         """The metrics of a model (engine/metrics.py), by name, over the images of all ranks.
 
         views: of each image, besides its central crop; 0: the central crop only.
+        predicted: also collects the predicted class of every image.
         on_batch is called with the batches done and in all, equally often on every rank; what it
         raises ends the evaluation.
         """
@@ -82,6 +85,8 @@ class Evaluation:
                     if (prediction := next(predictions, None)) is not None:
                         values = [metric.compute(prediction) for metric in metrics]
                         values.append(torch.ones_like(prediction.labels))
+                        if predicted is not None:
+                            predicted.add(prediction, number)
                         sums += torch.stack([value.double().sum() for value in values])
                     done += 1
                     on_batch(done, sum(turns.values()))
@@ -124,8 +129,8 @@ class Evaluation:
 
 def evaluate_checkpoint(
     state: dict[str, Any], config: TrainConfig, group: Group, *, name: str, batch_size: int
-) -> tuple[ImageSet, dict[str, float]]:
-    """Test images of a config, and the measures of a loaded checkpoint on them.
+) -> tuple[ImageSet, dict[str, float], PerClass]:
+    """Test images of a config, and the measures of a loaded checkpoint on them, also by class.
 
     name: of the checkpoint, for messages.
     """
@@ -139,4 +144,6 @@ def evaluate_checkpoint(
     model = model_from_checkpoint(state).to(device)
     scanned = group.in_turn(lambda: scan_configured(config.data, images))
     evaluation = Evaluation(scanned, config, device, group, batch_size=batch_size)
-    return scanned, evaluation.measure(model, views=config.eval.tta)
+    predicted = PredictedClasses(classes, config.eval.tta)
+    measures = evaluation.measure(model, views=config.eval.tta, predicted=predicted)
+    return scanned, measures, predicted.gather(group)

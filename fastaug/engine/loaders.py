@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch.utils.data import IterableDataset
 
 from fastaug.config import TrainConfig
 from fastaug.data.config import DataConfig
+from fastaug.data.dataset_images import MapDataset
 from fastaug.data.image_set import ImageSet
 from fastaug.data.loader import ViewLoader
 from fastaug.data.scan import scan_and_check
 from fastaug.data.sources import DataSource
 from fastaug.data.torch_loader import TorchLoader
-from fastaug.errors import ConfigError
+from fastaug.errors import ConfigError, DataError
 from fastaug.runtime.device import resolve_device
 from fastaug.views.config import ViewConfig
 from fastaug.views.plan import check_padded_sizes
@@ -27,25 +32,25 @@ def scan_configured(config: DataConfig, images: ImageSet) -> ImageSet:
     )
 
 
+Images = ImageSet | Sequence[tuple[str | Path, int | str]] | MapDataset
+"""Images of your own: a set, a list of (path, label), or a torch Dataset of (image, label)."""
+
+
 def build_loader(
-    config: TrainConfig, images: ImageSet | None = None, *, rank: int = 0, ranks: int = 1
+    config: TrainConfig, images: Images | None = None, *, rank: int = 0, ranks: int = 1
 ) -> ViewLoader:
-    """The training batches of a config, on its device: of its data, or of images that are already
-    open."""
-    if not isinstance(config, TrainConfig):
-        raise ConfigError(
-            f"build_loader takes a TrainConfig, got {type(config).__name__}; "
-            "try fastaug.TrainConfig.from_flat(data=..., views=...)"
-        )
+    """The training batches of a config, on its device: of its data, or of your own images."""
+    _check_config("build_loader", config)
     if images is None:
         images, _ = DataSource(config.data).training()
     return _loader(
         config,
         config.resolved_view,
-        images,
+        _image_set(images),
         train=True,
         images_per_batch=config.images_per_part(ranks),
         batches_per_step=config.optim.accumulate,
+        epochs=config.optim.epochs,
         rank=rank,
         ranks=ranks,
     )
@@ -53,10 +58,10 @@ def build_loader(
 
 def build_evaluation_loader(
     config: TrainConfig,
-    images: ImageSet,
+    images: Images,
     *,
-    views: int,
-    batch_size: int,
+    views: int = 0,
+    batch_size: int = 256,
     rank: int = 0,
     ranks: int = 1,
 ) -> ViewLoader:
@@ -64,6 +69,7 @@ def build_evaluation_loader(
 
     A model that was trained without augmentation is measured on crops and flips, as in the paper.
     """
+    _check_config("build_evaluation_loader", config)
     if views == 0:
         view = replace(config.resolved_view, views=1, augment="none")
     else:
@@ -72,12 +78,42 @@ def build_evaluation_loader(
     return _loader(
         config,
         view,
-        images,
+        _image_set(images),
         train=False,
         images_per_batch=max(1, batch_size // max(1, views)),
         rank=rank,
         ranks=ranks,
     )
+
+
+def _check_config(function: str, config: object) -> None:
+    if not isinstance(config, TrainConfig):
+        raise ConfigError(
+            f"{function} takes a TrainConfig, got {type(config).__name__}; "
+            "try fastaug.TrainConfig.from_flat(data=..., views=...)"
+        )
+
+
+def _image_set(images: Images) -> ImageSet:
+    if isinstance(images, ImageSet):
+        return images
+    is_map = hasattr(images, "__len__") and hasattr(images, "__getitem__")
+    if not is_map or isinstance(images, (str, bytes, Mapping, IterableDataset)):
+        raise DataError(
+            "images must be a list of (path, label), a map-style torch Dataset (with __len__ and "
+            f"__getitem__) or a fastaug.ImageSet, got {type(images).__name__}; for a folder or "
+            "file, set data=PATH in the config"
+        )
+    if not isinstance(images, (list, tuple)):
+        return ImageSet.from_dataset(images)
+    for index, item in enumerate(images):
+        is_pair = isinstance(item, (tuple, list)) and len(item) == 2
+        if not is_pair or not isinstance(item[0], (str, PathLike)):
+            raise DataError(
+                f"images[{index}] must be (path, label), got {str(item)[:60]!r}; for images in "
+                "memory, give a torch Dataset"
+            )
+    return ImageSet.from_files([path for path, _ in images], [label for _, label in images])
 
 
 def _loader(config: TrainConfig, view: ViewConfig, images: ImageSet, **sampling: Any) -> ViewLoader:

@@ -18,6 +18,7 @@ from fastaug.errors import DataError, FastaugError, describe_error, first_line
 from fastaug.experiments.metrics_file import read_metrics
 from fastaug.experiments.report_format import number
 from fastaug.kernels.config import Average
+from fastaug.normalization import Normalization
 from fastaug.runs.lock import is_locked
 from fastaug.settings import flag
 
@@ -231,6 +232,8 @@ def _check_kinds(config: TrainConfig, summary: dict[str, Any]) -> None:
     components = get_type_hints(TrainConfig).values()
     hints = {name: kind for part in components for name, kind in get_type_hints(part).items()}
     for name, kind in hints.items():
+        if kind == Normalization:
+            continue  # checked when the config was made
         plain = kind if isinstance(kind, type) else str if get_origin(kind) is Literal else tuple
         wanted = (int, float) if plain is float else plain
         if not isinstance(config.get(name), wanted):

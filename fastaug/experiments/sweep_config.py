@@ -12,6 +12,7 @@ from fastaug.config import TrainConfig, setting_owners
 from fastaug.errors import ConfigError
 from fastaug.experiments.grids import Experiment, get_experiment
 from fastaug.kernels.config import Average
+from fastaug.normalization import NORMALIZATION
 from fastaug.settings import Settings, flag, setting, switch
 
 GRID = ("views", "average", "kl_weight", "lr", "epochs")
@@ -122,6 +123,8 @@ def split_flags(args: Sequence[str]) -> tuple[list[str], list[str]]:
             raise ConfigError(f"{name} cannot be used with a sweep: {_NOT_IN_A_SWEEP[name]}")
         if name in value_counts:
             count = 0 if equals else value_counts[name]
+            if name == flag("normalize") and rest and rest[0] not in NORMALIZATION:
+                count = 2  # MEAN STD
             training += [word, *rest[:count]]
             del rest[:count]
             continue

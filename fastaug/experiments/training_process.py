@@ -18,7 +18,7 @@ from fastaug.config import TrainConfig, setting_owners
 from fastaug.errors import FastaugError
 from fastaug.recipes import get_recipe
 from fastaug.runtime.signals import TrainingInterruptedError
-from fastaug.settings import flag, switch
+from fastaug.settings import flag, switch, typed
 
 _POLL_SECONDS = 0.5
 _PR_SET_PDEATHSIG = 1
@@ -50,7 +50,7 @@ def train_flags(config: TrainConfig, folder: Path) -> list[str]:
         if isinstance(value, bool):
             flags.append(switch(name, value))
         elif isinstance(value, tuple):
-            flags += [flag(name), *(repr(part) for part in value)]
+            flags += [flag(name), *typed(value).split()]
         else:
             flags += [flag(name), repr(value) if isinstance(value, float) else str(value)]
     return [*flags, "--resume", "auto", "--out", str(folder)]

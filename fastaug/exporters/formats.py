@@ -18,10 +18,10 @@ from torch.export import Dim, ExportedProgram
 from fastaug.config import TrainConfig
 from fastaug.errors import ConfigError, ExportError, FastaugError, first_line
 from fastaug.exporters.folding import fold_constants
+from fastaug.normalization import pixel_statistics
 from fastaug.runs.weights import model_from_safetensors, write_safetensors
 from fastaug.runtime.atomic import atomic_write
 from fastaug.runtime.logs import silenced
-from fastaug.views.reference import NORMALIZATION
 
 TOLERANCE = 1e-4
 """Largest difference between two logits, relative to the largest logit. Other libraries sum in
@@ -118,7 +118,9 @@ def random_images(count: int, config: TrainConfig) -> Tensor:
     """[count, 3, S, S] fp32: random pixels, normalized as in training; the same in each call."""
     generator = torch.Generator().manual_seed(count)
     pixels = 255 * torch.rand(count, 3, config.view.size, config.view.size, generator=generator)
-    mean, deviation = (torch.tensor(v)[:, None, None] for v in NORMALIZATION[config.view.normalize])
+    mean, deviation = (
+        torch.tensor(v)[:, None, None] for v in pixel_statistics(config.view.normalize)
+    )
     return (pixels - mean) / deviation
 
 

@@ -19,14 +19,14 @@ import fastaug
 from fastaug.config import TrainConfig
 from fastaug.errors import CheckpointError
 from fastaug.models.build import build_configured_model
+from fastaug.normalization import pixel_statistics
 from fastaug.runs.checkpoint import evaluated_weights
-from fastaug.views.reference import NORMALIZATION
 
 
 def safetensors_metadata(state: dict[str, Any]) -> dict[str, str]:
     """Metadata about the network of a checkpoint. The values must be strings: lists are JSON."""
     config = TrainConfig.from_saved(state["config"])
-    mean, deviation = NORMALIZATION[config.view.normalize]
+    mean, deviation = pixel_statistics(config.view.normalize)
     return {
         "format": "pt",  # other libraries look for this
         "model": config.model.model,

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fastaug.errors import ConfigError
-from fastaug.settings import Settings, setting
+from fastaug.normalization import Normalization, check_normalization
+from fastaug.settings import Settings, flag, setting
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,10 @@ class ViewConfig(Settings):
     """N, the number of operations that RandAugment applies in a row."""
     randaugment_magnitude: float = setting(5.0, at_least=0)
     """M, the strength of RandAugment's operations: 0 to 10, or 0 to 30 with the dali policy."""
-    normalize: Literal["imagenet", "cifar"] = "imagenet"
-    """Data set whose channel means and standard deviations normalize the views."""
+    normalize: Normalization = "imagenet"
+    """Data set whose channel means and standard deviations normalize the views, or MEAN STD of
+    pixel values from 0 to 1, each one number or three with commas: 0.5 0.5, or
+    0.485,0.456,0.406 0.229,0.224,0.225."""
     views_dtype: Literal["auto", "fp32", "fp16", "bf16"] = "auto"
     """Dtype of the views. fp16 and bf16 halve their memory and need --precision fp16 or bf16; auto:
     that of --precision."""
@@ -52,6 +55,8 @@ class ViewConfig(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        normalize = check_normalization(flag("normalize"), self.normalize)
+        object.__setattr__(self, "normalize", normalize)  # equal values compare equal
         self._check_crop_area()
         self._check_magnitude()
         if self.views_engine == "fused" and self.uses_dali_policy:

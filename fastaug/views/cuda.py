@@ -19,6 +19,7 @@ from fastaug.toolchain import cuda_driver, nvrtc
 from fastaug.toolchain.build import DTYPES
 from fastaug.toolchain.cuda_driver import Device
 from fastaug.views import launch, packed_plan, randaugment
+from fastaug.views.buffer_pool import BufferPool
 from fastaug.views.launch import SHARED, memory_needs, plan_launch
 from fastaug.views.packed_plan import Pictures, encode_layers, encode_views, form_structure
 from fastaug.views.plan import ViewPlans
@@ -96,8 +97,9 @@ class CudaViews:
         threads: int,
         kept: Any,
         wait: bool = True,
+        pool: BufferPool | None = None,
     ) -> StartedViews:
-        """Start making views. threads: not used."""
+        """Start making views. threads, pool: not used; torch itself reuses GPU memory."""
         self._side.release()
         views, layers = encode_views(pictures, plans), encode_layers(plans)
         size, (images, per_image, count) = plans.size, plans.operations.shape

@@ -18,6 +18,7 @@ from fastaug.errors import ConfigError, DataError, KernelUnavailableError, few, 
 from fastaug.runtime.cores import core_count
 from fastaug.toolchain.admission import AdmissionReport
 from fastaug.views.admission import check_admission
+from fastaug.views.buffer_pool import BufferPool
 from fastaug.views.config import ViewConfig
 from fastaug.views.native import NativeViews
 from fastaug.views.packed_plan import Pictures, check_images, check_plan, pictures_of
@@ -60,8 +61,11 @@ class ViewEngine(Protocol):
         threads: int,
         kept: Any,
         wait: bool = True,
+        pool: BufferPool | None = None,
     ) -> StartedViews:
         """Start making views in the background. kept: the owner of the pictures' memory.
+
+        pool: for views in host memory; default: new memory.
 
         wait: for the current stream first, where the pictures may still be in the making. False if
         they are complete on the engine's own stream.

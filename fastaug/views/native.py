@@ -15,6 +15,7 @@ from torch import Tensor
 from fastaug.toolchain.build import DTYPES
 from fastaug.toolchain.cpp import FLAGS, build_library, open_library, why_not
 from fastaug.views import packed_plan, randaugment
+from fastaug.views.buffer_pool import BufferPool
 from fastaug.views.packed_plan import (
     Form,
     Pictures,
@@ -27,7 +28,6 @@ from fastaug.views.render_spec import RenderSpec
 
 # No fused multiply-add: each product and sum is rounded, as in Pillow.
 _FLAGS = (*FLAGS, "-ffp-contract=off")
-_CPU = torch.device("cpu")
 # `Arguments` of views.cpp: views, layers, how many views, form, dtype, out, threads
 _pack = struct.Struct(f"@PPq{sizeof(Form)}siPi").pack
 
@@ -83,13 +83,14 @@ class NativeViews:
         threads: int,
         kept: Any,
         wait: bool = True,
+        pool: BufferPool | None = None,
     ) -> StartedViews:
         """Start making views. threads: number of threads besides the calling one."""
         views, layers = encode_views(pictures, plans), encode_layers(plans)
         size, (images, per_image, count) = plans.size, plans.operations.shape
         shape = (images, per_image, size, size, 3)
         # Permuted here: torch cannot exit cleanly if a tensor and a view of it are both kept.
-        out = torch.empty(shape, dtype=spec.dtype, device=_CPU).permute(0, 1, 4, 2, 3)
+        out = (pool.empty if pool else _empty)(shape, spec.dtype).permute(0, 1, 4, 2, 3)
         arguments = _pack(
             views.ctypes.data,
             layers.ctypes.data,
@@ -100,6 +101,10 @@ class NativeViews:
             threads,
         )
         return StartedViews(out, arguments, views, layers, kept)
+
+
+def _empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device="cpu")
 
 
 @cache

@@ -10,15 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fastaug.normalization import pixel_statistics
 from fastaug.views.config import ViewConfig
 from fastaug.views.plan import PAD, ViewPlan
 from fastaug.views.randaugment import apply_operations
 
-NORMALIZATION = {
-    "imagenet": ((123.675, 116.28, 103.53), (58.395, 57.12, 57.375)),
-    "cifar": ((125.3, 123.0, 113.9), (63.0, 62.1, 66.7)),
-}
-"""Channel means and standard deviations of pixel values from 0 to 255."""
 # A weighted sum misses an integer by about 1e-5, in another order by another 1e-5: without this,
 # engines would differ by 1 in flat regions.
 ROUNDING_MARGIN = 0.003
@@ -32,7 +28,7 @@ def reference_views(image: np.ndarray, plans: Sequence[ViewPlan], config: ViewCo
         margin = PAD
         image = np.pad(image, ((PAD, PAD), (PAD, PAD), (0, 0)), mode="reflect")
     pixels = torch.from_numpy(image.astype(np.float32))
-    mean, deviation = (torch.tensor(values) for values in NORMALIZATION[config.normalize])
+    mean, deviation = (torch.tensor(values) for values in pixel_statistics(config.normalize))
     views = torch.empty(len(plans), config.size, config.size, 3)
     for view, plan in zip(views, plans, strict=True):
         top, left = plan.top + margin, plan.left + margin
@@ -46,7 +42,7 @@ def denormalize(views: Tensor, config: ViewConfig) -> Tensor:
     """[..., 3, H, W] normalized -> uint8 pixel values, for display."""
     mean, deviation = (
         torch.tensor(values, device=views.device)[:, None, None]
-        for values in NORMALIZATION[config.normalize]
+        for values in pixel_statistics(config.normalize)
     )
     return (views.float() * deviation + mean).round_().clamp_(0, 255).to(torch.uint8)
 

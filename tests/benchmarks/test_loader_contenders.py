@@ -197,10 +197,9 @@ def test_the_others_resize_as_asked() -> None:
 @pytest.mark.parametrize("name", [*OURS, *OTHERS, FFCV])
 @pytest.mark.parametrize(("views", "images"), [(1, 1), (2, 4), (3, 16), (16, 2)])
 def test_any_number_of_views_and_few_images(
-    name: str, views: int, images: int, files: ImageSet, monkeypatch: pytest.MonkeyPatch
+    name: str, views: int, images: int, files: ImageSet
 ) -> None:
-    """16 images of 6; with EPOCH 1 each batch but a few begins a pass of fastaug's."""
-    monkeypatch.setattr(loaders, "EPOCH", 1)
+    """16 images of 6: an epoch of fastaug's has one batch."""
     config = settings(views=views, batch_size=views * images, crop_area=(0.1, 0.9), workers=0)
     for batch in taken(name, files, config, 2 * COUNT // images + 2):
         loaders.check_batch(batch, config)

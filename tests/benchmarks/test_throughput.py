@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import throughput
-from parts import results, stages, timing
+from parts import loaders, results, stages, timing
 from parts import throughput_rows as table
 from parts.throughput_rows import Key
 from parts.timing import Turn
@@ -249,14 +249,13 @@ def test_the_stages_take_the_loader_that_was_asked_for(
         built.append((config.data.loader, config.view.views_engine))
         return build(config, images)
 
-    monkeypatch.setattr(stages, "build_loader", noted)
+    for module in (stages, loaders):
+        monkeypatch.setattr(module, "build_loader", noted)
     _, rows = run(folder, tmp_path, "--parts", "stages", "--loader", loader, "--views", "2")
     trained = {"dali": ("dali", "dali"), "torch": ("torch", "auto")}
-    assert built == [trained[loader]]
-    names = {"dali": "fastaug dali operators", "torch": "fastaug torch"}
-    own = value(rows, "time", part="loaders", contender=names[loader])
-    again = value(rows, "time", part="stages", contender="loader")
-    assert own["median"] == again["median"]
+    # By itself, in a training, and to see how far it is ahead there.
+    assert built == [trained[loader]] * 3
+    assert {row["part"] for row in rows} == {"stages"}
     assert {row["loader"] for row in rows} == {loader}
 
 

@@ -7,10 +7,13 @@ import io
 import pickle
 import struct
 import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 from mutants import png
 from shard_writers import (
     example,
@@ -170,6 +173,52 @@ def class_names(folder: Path) -> Path:
     return folder
 
 
+def imagenet(folder: Path) -> Path:
+    """ImageNet with one image in each split, without a list of classes."""
+    for name in ("train/n01440764/n01440764_1.JPEG", "val/ILSVRC2012_val_00000001.JPEG"):
+        (folder / name).parent.mkdir(parents=True)
+        (folder / name).write_bytes(photos(1)[0][0])
+    return folder
+
+
+def imagenet_names(folder: Path) -> Path:
+    with (imagenet(folder) / "LOC_synset_mapping.txt").open("wb") as file:
+        file.truncate(2**40)
+    return folder
+
+
+def imagenet_devkit(folder: Path) -> Path:
+    head = header("other", octal(2**33 - 1))
+    packed_tar(imagenet(folder), head, 2**10).rename(folder / "ILSVRC2012_devkit_t12.tar.gz")
+    return folder
+
+
+def imagenet_meta(folder: Path) -> Path:
+    """A matrix that inflates to a gigabyte."""
+    deflate = zlib.compressobj()
+    content = b"".join(deflate.compress(bytes(2**20)) for _ in range(2**10)) + deflate.flush()
+    data = imagenet(folder) / "ILSVRC2012_devkit_t12/data"
+    data.mkdir(parents=True)
+    head = b"MATLAB 5.0".ljust(124) + b"\0\1IM" + struct.pack("<II", 15, len(content))
+    (data / "meta.mat").write_bytes(head + content)
+    return folder
+
+
+def huge_table(folder: Path) -> Path:
+    """A terabyte that is not on the disk, without a line break."""
+    with open(folder / "labels.csv", "wb") as file:
+        file.write(b"path,label\n")
+        file.truncate(2**40)
+    return folder / "labels.csv"
+
+
+def parquet_rows(folder: Path) -> Path:
+    """Millions of equal rows, which take a few KB in the file."""
+    rows = pa.table({"image": pa.nulls(2**22, pa.binary()), "label": np.zeros(2**22, np.int64)})
+    pq.write_table(rows, folder / "train.parquet")
+    return folder / "train.parquet"
+
+
 def bitmap() -> bytes:
     info = struct.pack("<IiiHHIIiiII", 40, 2**30, 2**30, 1, 24, 0, 0, 0, 0, 0, 0)
     return b"BM" + struct.pack("<IHHI", 154, 0, 0, 54) + info + bytes(100)
@@ -289,6 +338,11 @@ CASES: dict[str, tuple[Maker, str]] = {
         "536870911 bytes should follow",
     ),
     "names of classes": (class_names, "1099511627776 bytes are too many"),
+    "imagenet names": (imagenet_names, "1099511627776 bytes are too many"),
+    "imagenet devkit": (imagenet_devkit, "more than 134,217,728 bytes unpacked"),
+    "imagenet meta": (imagenet_meta, "more than 16777216 bytes"),
+    "table": (huge_table, "1,099,511,627,776 bytes"),
+    "parquet rows": (parquet_rows, "claims 4,194,304 images in"),
     "images": (images, "12 of 12 images are bad"),
 }
 

@@ -15,8 +15,9 @@ import pytest
 from expect import missing, raises
 
 import fastaug
-from fastaug import __main__, cli, doctor, evaluate, export, preview, scan, train
+from fastaug import __main__, cli, doctor, evaluate, export, pack, preview, scan, train
 from fastaug.config import TrainConfig, setting_owners
+from fastaug.data.packing.config import PackConfig
 from fastaug.doctor import DoctorConfig
 from fastaug.errors import CheckpointError
 from fastaug.evaluate import EvaluateConfig
@@ -131,6 +132,7 @@ def test_ctrl_c_before_the_training(capsys: pytest.CaptureFixture) -> None:
         (evaluate.main, EvaluateConfig),
         (export.main, ExportConfig),
         (scan.main, ScanConfig),
+        (pack.main, PackConfig),
         (preview.main, PreviewConfig),
         (doctor.main, DoctorConfig),
     ],

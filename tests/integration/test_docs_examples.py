@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from color_folders import write_folder
 
 import fastaug
+from fastaug import train
 from fastaug.config import TrainConfig
 from fastaug.data import shapes
 from fastaug.engine.trainer import Trainer
@@ -70,6 +72,25 @@ def test_the_python_api(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shown == {name for name in fastaug.__all__ if name[0].islower()}
 
 
+def test_own_images_and_loop(
+    own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The blocks of the page build on one another; colors are learned in a few steps."""
+    write_folder(tmp_path / "in", {"photos": 12}, size=40)
+    monkeypatch.chdir(tmp_path / "in")
+    names: dict[str, Any] = {}
+    for code in examples("guide/own-data.md"):
+        run(code, names)
+    assert names["classes"] == ("blue", "green", "red")
+    assert names["total"] == 36
+    assert names["batch"].views.shape == (8, 4, 3, 32, 32)
+    views, labels = names["views"], names["labels"]
+    assert (views.shape, labels.shape) == ((32, 3, 32, 32), (8,))
+    # The raised channel of a view tells its label.
+    brightest = 2 - names["batch"].flat.mean((2, 3)).argmax(1).unflatten(0, (8, 4))
+    assert (brightest == names["batch"].labels[:, None]).float().mean() > 0.9
+
+
 def test_the_loss_in_a_loop() -> None:
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 5))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -104,6 +125,19 @@ def test_the_central_crop_is_what_fastaug_makes() -> None:
         (view,) = fastaug.make_views(images, plan, normalize=None)[0]
         expected = central_crop(image, 32)
         assert np.abs(view.permute(1, 2, 0).numpy() - expected).max() < 0.001
+
+
+def test_the_statistics_of_own_data(capsys: pytest.CaptureFixture) -> None:
+    """The printed flag against torch's mean and deviation of all pixels, and as a flag."""
+    (code,) = examples("guide/views.md")
+    images = run(code)["images"]
+    _, *words = (line := capsys.readouterr().out).split()
+    some = np.stack([images.image(index) for index in range(0, len(images), 4)])
+    pixels = torch.from_numpy(some).double().div(255).flatten(0, 2)
+    config, _ = train.configure(line.split())
+    assert len(words) == 2
+    expected = [pixels.mean(0).tolist(), pixels.std(0, unbiased=False).tolist()]
+    np.testing.assert_allclose(config.view.normalize, expected, atol=6e-4)
 
 
 def test_the_checkpoint_page(finished_run: Path) -> None:

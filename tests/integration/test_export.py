@@ -211,6 +211,16 @@ def test_the_metadata_rebuild_the_network(save: Save) -> None:
         assert torch.equal(model_from_safetensors(out)(images), network(images))
 
 
+def test_the_metadata_have_a_normalization_given_as_numbers(save: Save) -> None:
+    path, _ = save(normalize=(0.5, (0.229, 0.224, 0.225)))
+    out = path.with_name("x.safetensors")
+    out.write_bytes(weights_as_safetensors(checkpoint.load_checkpoint(path)))
+    with safe_open(out, framework="numpy") as file:
+        metadata = file.metadata()
+    assert json.loads(metadata["mean"]) == [127.5, 127.5, 127.5]
+    assert json.loads(metadata["std"]) == [58.395, 57.12, 57.375]
+
+
 def check_that_files_describe_themselves(onnx_file: Path, program_file: Path) -> None:
     session = onnxruntime.InferenceSession(str(onnx_file))
     extra = {"fastaug.json": ""}

@@ -28,10 +28,10 @@ from fastaug.config import TrainConfig
 from fastaug.data import retry
 from fastaug.engine.loaders import build_evaluation_loader
 from fastaug.errors import DataError, KernelUnavailableError
+from fastaug.normalization import NORMALIZATION
 from fastaug.toolchain.admission import AdmissionReport
 from fastaug.views import admission, engine, native
 from fastaug.views.batch import ViewBatch
-from fastaug.views.reference import NORMALIZATION
 
 Tiny = Callable[..., TrainConfig]
 FUSED = {"loader": "dali", "views_engine": "fused"}
@@ -83,6 +83,7 @@ class TestViews:
             {"augment": "none"},
             {"crop_area": (0.08, 1.0), "crop_sampling": "tf", "size": 50},
             {"normalize": "cifar", "size": 8, "antialias": True},
+            {"normalize": ((0.5, 0.4, 0.3), 0.25)},
             {"interpolation": "bilinear", "size": 31},
             {"interpolation": "bilinear", "antialias": True, "size": 8},
         ],

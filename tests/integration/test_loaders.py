@@ -210,6 +210,7 @@ def test_a_state_of_another_table_of_operations_is_refused(
         ({"batch_size": 24}, "8 12"),
         ({"augment": "randaugment"}, "--augment crop-flip randaugment"),
         ({"crop_area": (0.5, 1.0)}, "--crop-area 0.35 0.5"),
+        ({"normalize": (0.5, 0.25)}, "--normalize imagenet 0.5,0.5,0.5 0.25,0.25,0.25"),
         ({"interpolation": "bilinear"}, "--interpolation bicubic bilinear"),
         ({"antialias": True}, "--antialias False True"),
         ({"last_batch": "fill"}, "--last-batch drop fill"),

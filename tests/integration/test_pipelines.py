@@ -19,12 +19,13 @@ from fastaug.config import TrainConfig
 from fastaug.data import retry
 from fastaug.engine.loaders import build_evaluation_loader
 from fastaug.errors import ConfigError
+from fastaug.normalization import pixel_statistics
 from fastaug.pipelines.dali_views import plan_inputs, view_pipeline
 from fastaug.pipelines.decoder import decode_pipeline
 from fastaug.views.batch import ViewBatch
 from fastaug.views.plan import PAD, ViewPlans, draw_plans
 from fastaug.views.randaugment import NAMES
-from fastaug.views.reference import NORMALIZATION, denormalize
+from fastaug.views.reference import denormalize
 
 Tiny = Callable[..., TrainConfig]
 # What this file is about; the fused engine's views are in test_fused_views.py.
@@ -53,7 +54,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def levels(batch: ViewBatch, config: TrainConfig) -> np.ndarray:
-    mean, deviation = (np.array(v)[:, None, None] for v in NORMALIZATION[config.view.normalize])
+    mean, deviation = (np.array(v)[:, None, None] for v in pixel_statistics(config.view.normalize))
     return batch.views.double().numpy() * deviation + mean
 
 
@@ -67,6 +68,7 @@ class TestViews:
             {"augment": "none"},
             {"crop_area": (0.08, 1.0), "crop_sampling": "tf", "size": 50},
             {"normalize": "cifar", "size": 8},
+            {"normalize": ((0.5, 0.4, 0.3), 0.25)},
             {"antialias": True, "size": 8},
             {"antialias": True, "size": 100},
             {"interpolation": "bilinear", "size": 8},
@@ -217,7 +219,7 @@ def test_a_batch_is_dali_s_own_memory(tiny: Tiny, monkeypatch: pytest.MonkeyPatc
 
     from_dlpack = torch.from_dlpack
     monkeypatch.setattr(torch, "from_dlpack", spy)
-    batches = list(fastaug.build_loader(tiny(**OPERATORS)))
+    batches = list(fastaug.build_loader(tiny(**OPERATORS, epochs=1)))
     assert [batch.views.data_ptr() for batch in batches] == handed_over
     assert [batch.flat.data_ptr() for batch in batches] == handed_over
 

@@ -124,6 +124,40 @@ class TestQuarantine:
             again = scan_configured(config.data, open_data(config.data.data, "train"))
             assert list(again.bad) == ([] if damage == "another size" else [victim])
 
+    @every_loader
+    @pytest.mark.parametrize("damage", ["truncated", "another size"])
+    def test_in_a_batch_of_the_next_epoch_that_is_prefetched(
+        self, make: Tiny, kind: str, damage: str, caplog: Said
+    ) -> None:
+        config = make(kind, prefetch=2)
+        images = scanned(config)
+        whole = two_epochs(config, images)
+        # Read early in the first epoch, and at the start of the second one.
+        read = {int(i) for batch in whole[:10] for i in batch.indices}
+        place, victim = next(
+            (place, int(i))
+            for place, batch in enumerate(whole[18:])
+            for i in batch.indices
+            if int(i) in read
+        )
+        assert place < 2
+        known = two_epochs(config, knowing(images, victim))
+        loader = fastaug.build_loader(config, images)
+        batches = iter(loader)
+        found = [next(batches) for _ in range(10)]
+        DAMAGES[damage](Path(images.where(victim)))
+        found += batches
+        assert (loader.epoch, loader.position) == (1, 0)
+        assert loader.images.bad == {}  # not before its batch
+        assert lines(caplog, "continues without it") == []
+        state = loader.state_dict()
+        found += loader
+        assert_same(found, whole[: 18 + place] + known[18 + place :])
+        assert list(loader.images.bad) == [victim]
+        resumed = fastaug.build_loader(config, images)
+        resumed.load_state_dict(state)
+        assert_same(list(resumed), found[18:])
+
     @pytest.mark.parametrize("crop", ["resized", "pad"])
     @pytest.mark.parametrize("damage", ["truncated", "another size"])
     def test_with_dali_s_operators(self, make: Tiny, crop: str, damage: str) -> None:

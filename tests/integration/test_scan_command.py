@@ -114,8 +114,13 @@ def test_a_single_split(
     (data / "test").rename(data / "elsewhere")
     assert cli.run(scan.main, [str(data)]) == 0
     assert row(capsys.readouterr().out, "images") == ["36"]
+    assert caplog.messages == []
+    (data / "elsewhere").rename(data / "test")
+    (data / "train").rename(data / "elsewhere")
+    assert cli.run(scan.main, [str(data)]) == 0
+    assert row(capsys.readouterr().out, "images") == ["15"]
     (line,) = caplog.messages
-    assert missing(line, f"{data / 'train'} val/ test/") == []
+    assert missing(line, f"{data / 'test'} train/") == []
 
 
 def test_every_image_is_bad(data: Path, capsys: pytest.CaptureFixture) -> None:
@@ -133,7 +138,7 @@ def test_arrays(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     np.savez(tmp_path / "a.npz", images=np.zeros((40, 8, 9, 3), np.uint8), labels=np.arange(40) % 2)
     assert cli.run(scan.main, [str(tmp_path / "a.npz")]) == 0
     shown = capsys.readouterr().out
-    assert row(shown, "formats") == ["array 36", "array 4"]
+    assert row(shown, "formats") == ["array 40"]
     assert row(shown, "smallest / median / largest")[0] == "9 x 8 / 9 x 8 / 9 x 8"
 
 

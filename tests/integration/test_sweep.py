@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from color_folders import write_folder
+from expect import raises
 from optuna.trial import TrialState
 from tiny_sweep import TINY, trials_of, write_colors
 
@@ -89,10 +91,22 @@ def fake(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSwe
 
 
 def test_flags_of_the_training_may_stand_anywhere() -> None:
-    words = "--data D shapes --lr 1 2 --crop-area 0.1 1 --no-nesterov --dali --out=o"
+    words = "--normalize 0.5 0.5 shapes --data D --lr 1 2 --crop-area 0.1 1 --dali --out=o"
     own, training = split_flags(words.split())
     assert own == ["shapes", "--lr", "1", "2", "--out=o"]
-    assert training == ["--data", "D", "--crop-area", "0.1", "1", "--no-nesterov", "--dali"]
+    assert training == [
+        "--normalize",
+        "0.5",
+        "0.5",
+        "--data",
+        "D",
+        "--crop-area",
+        "0.1",
+        "1",
+        "--dali",
+    ]
+    words = "--normalize cifar shapes --no-nesterov"
+    assert split_flags(words.split()) == (["shapes"], ["--normalize", "cifar", "--no-nesterov"])
 
 
 def test_flags_apply_to_every_run(fake: FakeSweep) -> None:
@@ -127,6 +141,13 @@ def test_a_mistake_is_one_line(fake: FakeSweep, more: str, named: str) -> None:
     with pytest.raises(FastaugError, match=named) as error:
         configure(fake.flags(more))
     assert "\n" not in str(error.value)
+
+
+def test_held_out_images_cannot_both_choose_and_measure(fake: FakeSweep, tmp_path: Path) -> None:
+    root = write_folder(tmp_path / "set", {"train": 20})
+    with raises(ConfigError, "--select-on validation", str(root)):
+        configure(fake.flags(f"--data {root}"))
+    assert configure(fake.flags(f"--data {root} --select-on test")).images == 54
 
 
 @pytest.mark.parametrize(
@@ -165,6 +186,7 @@ def test_the_flags_of_a_run_give_its_config(name: str, tmp_path: Path) -> None:
         lr=2**-9.5,
         seed=3,
         crop_area=(0.1, 0.75),
+        normalize=(0.5, (0.25, 2**-9.5, 1)),
         compile="default",
         nesterov=not get_recipe(name).optim.nesterov,
     )

@@ -11,6 +11,8 @@ import pytest
 
 from fastaug.__main__ import COMMANDS
 from fastaug.config import TrainConfig, free_on_resume, setting_owners
+from fastaug.data.readers.remote import RemoteReader
+from fastaug.data.sources import READERS
 from fastaug.settings import flag
 
 ROOT = Path(__file__).parents[2]
@@ -19,8 +21,8 @@ FLAGS = DOCS / "reference" / "flags.md"
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.rglob("*.md")])
 
 
-def load_generator() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("generate_flags", DOCS / "generate_flags.py")
+def load_generator(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -29,7 +31,9 @@ def load_generator() -> ModuleType:
 
 
 def test_the_page_of_flags_is_current() -> None:
-    assert load_generator().page() == FLAGS.read_text(encoding="utf-8"), "run make docs"
+    assert load_generator("generate_flags").page() == FLAGS.read_text(encoding="utf-8"), (
+        "run make docs"
+    )
 
 
 def test_the_page_of_flags_has_every_setting() -> None:
@@ -44,6 +48,21 @@ def test_the_page_of_flags_has_every_setting() -> None:
     assert found["--lr"][1] == f"`{TrainConfig().optim.lr}`"
     assert found["--average"][2] == "`losses`, `probs`, `logits`"
     assert found["--momentum"][2] == "number, at least 0 and below 1"
+
+
+def test_the_table_of_layouts_is_current() -> None:
+    page = load_generator("generate_layouts").page()
+    assert page == (DOCS / "guide/data.md").read_text(encoding="utf-8"), "run make docs"
+
+
+def test_the_table_of_layouts_has_every_reader() -> None:
+    """Read from the page's text: a row for each name and layout."""
+    lines = (DOCS / "guide/data.md").read_text().splitlines()
+    rows = [tuple(line.strip("| ").split(" | ")) for line in lines if line.startswith("| ")]
+    for reader in (*READERS, RemoteReader):
+        assert reader.LAYOUT
+        assert set(reader.LAYOUT) <= set(rows), reader.DESCRIPTION
+    assert rows.count(("`--data`", "layout")) == 1
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -14,10 +14,11 @@ from scipy import stats
 
 from fastaug.config import TrainConfig
 from fastaug.errors import DataError
+from fastaug.normalization import NORMALIZATION
 from fastaug.views.philox import TRAIN_VIEWS, philox, uniforms, uniforms_at
 from fastaug.views.plan import ViewPlan, draw_plans
 from fastaug.views.randaugment import Operation
-from fastaug.views.reference import NORMALIZATION, denormalize, reference_views, resize
+from fastaug.views.reference import denormalize, reference_views, resize
 
 
 def image_of(height: int, width: int, seed: int = 0) -> np.ndarray:

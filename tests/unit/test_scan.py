@@ -19,6 +19,7 @@ from image_sets import JPEG, PNG, RGB, RNG, files_of, image_set, span_set, touch
 from mutants import encode, png, whole_images
 from PIL import Image
 
+from fastaug.data import progress
 from fastaug.data import scan as manifest
 from fastaug.data import scan_image as image_scan
 from fastaug.data.array_cache import map_arrays, store_mapped
@@ -370,7 +371,7 @@ class TestBar:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
     ) -> None:
         clock = iter(range(0, 1000, 2))
-        monkeypatch.setattr(manifest, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+        monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(clock)))
         scan_set(image_set(tmp_path / "set", [JPEG] * 40))
         assert capfd.readouterr() == ("", "")
 
@@ -384,7 +385,7 @@ class TestBar:
     ) -> None:
         monkeypatch.setenv("FORCE_COLOR", "1")
         clock = iter(np.arange(1000) * seconds)
-        monkeypatch.setattr(manifest, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+        monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(clock)))
         scan_set(image_set(tmp_path / "set", [JPEG] * 40))
         out, err = capfd.readouterr()
         assert out == ""

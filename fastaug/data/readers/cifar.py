@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import gzip
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fastaug.data.config import DataConfig
 from fastaug.data.image_set import ImageSet, Split
+from fastaug.data.readers.archive import ArchiveLimits, read_archive
 from fastaug.data.readers.plain_pickle import read_plain_pickle
-from fastaug.errors import DataError, parser_errors
+from fastaug.errors import DataError
 
 DESCRIPTION = "CIFAR's cifar-10-python.tar.gz or cifar-100-python.tar.gz, packed or unpacked"
 LAYOUT: tuple[tuple[str, str], ...] = (
@@ -23,12 +22,8 @@ LAYOUT: tuple[tuple[str, str], ...] = (
     ),
 )
 _MAX_FILE = 2**28  # bytes; CIFAR-100's train file has 155 MB
-_MAX_ARCHIVE = 2**29  # bytes unpacked; both archives have 186 MB
-_MAX_MEMBERS = 1000
-_MAX_HEADERS = 2**22  # bytes of all headers; tarfile reads what a header claims into memory
-_STEP = 2**20
+_LIMITS = ArchiveLimits("CIFAR", file=_MAX_FILE, archive=2**29)  # both archives have 186 MB
 _MAX_CLASSES = 1000
-_GZIP = b"\x1f\x8b"
 
 
 class _Layout(NamedTuple):
@@ -103,11 +98,7 @@ def _open_archive(path: Path, split: Split) -> ImageSet:
         for layout in _LAYOUTS
         for file in (*layout.files[split], layout.meta_file)
     }
-    with parser_errors(f"{path}: not a readable tar archive"), path.open("rb") as file:
-        is_packed = file.read(2) == _GZIP
-        file.seek(0)
-        unpacked = cast(IO[bytes], gzip.GzipFile(fileobj=file)) if is_packed else file
-        names, contents = _read_members(path, _ArchiveStream(path, unpacked), wanted)
+    names, contents = read_archive(path, wanted, _LIMITS)
     folders = {name.partition("/")[0] for name in names if "/" in name}
     layout = next((layout for layout in _LAYOUTS if layout.folder in folders), None)
     if layout is None:
@@ -124,76 +115,6 @@ def _open_archive(path: Path, split: Split) -> ImageSet:
         return contents[member]
 
     return _assemble(f"{path} ({split})", layout, split, read)
-
-
-def _read_members(
-    path: Path, file: _ArchiveStream, wanted: set[str]
-) -> tuple[list[str], dict[str, bytes]]:
-    """All names in the archive, and the contents of the wanted ones."""
-    names: list[str] = []
-    contents: dict[str, bytes] = {}
-    with tarfile.TarFile(fileobj=file) as archive:  # type: ignore[arg-type]
-        while (member := archive.next()) is not None:
-            archive.members.clear()  # type: ignore[attr-defined]  # it would keep them all
-            name = member.name.removeprefix("./")
-            names.append(name[:200])
-            if len(names) > _MAX_MEMBERS:
-                raise DataError(f"{path}: more than {_MAX_MEMBERS} members; this is not CIFAR")
-            if name not in wanted:
-                continue
-            # A link could point to any file on this machine.
-            if not member.isreg() or member.issparse():
-                raise DataError(f"{path}: {name} is not a plain file in the archive")
-            if name in contents:
-                raise DataError(f"{path}: {name} is in the archive twice")
-            if not 0 <= member.size <= _MAX_FILE:
-                raise DataError(f"{path}: {name} is too large ({member.size} bytes)")
-            file.seek(member.offset_data)
-            contents[name] = file.read_content(member.size)
-    return names, contents
-
-
-class _ArchiveStream:
-    """The archive as tarfile sees it: forward only, with bounded headers and bounded total size."""
-
-    def __init__(self, path: Path, file: IO[bytes]) -> None:
-        self._path, self._file = path, file
-        self._place = self._headers = 0
-
-    def tell(self) -> int:
-        return self._place
-
-    def seek(self, place: int) -> int:
-        if place < self._place:
-            raise DataError(f"{self._path}: a member points back to byte {place}")
-        while self._place < place and self._next(min(place - self._place, _STEP)):
-            pass
-        return self._place
-
-    def read(self, size: int) -> bytes:
-        self._headers += size
-        if size < 0 or self._headers > _MAX_HEADERS:
-            raise DataError(f"{self._path}: headers of {self._headers} bytes; this is not CIFAR")
-        return self._next(size)
-
-    def read_content(self, size: int) -> bytes:
-        """The content of a member, read in steps: its size is only a claim."""
-        parts = []
-        while size and (part := self._next(min(size, _STEP))):
-            parts.append(part)
-            size -= len(part)
-        if size:
-            raise EOFError("unexpected end of data")
-        return b"".join(parts)
-
-    def _next(self, size: int) -> bytes:
-        content = self._file.read(size)
-        self._place += len(content)
-        if self._place > _MAX_ARCHIVE:
-            raise DataError(
-                f"{self._path}: more than {_MAX_ARCHIVE:,} bytes unpacked; CIFAR has 186 MB"
-            )
-        return content
 
 
 def _assemble(name: str, layout: _Layout, split: Split, read: Callable[[str], bytes]) -> ImageSet:

@@ -17,10 +17,10 @@ import numpy as np
 
 from fastaug.data.config import DataConfig
 from fastaug.data.image_set import ImageSet, Split
-from fastaug.data.readers.folder import TEST_FOLDERS
 from fastaug.data.readers.recordio import MAGIC, read_records
 from fastaug.data.readers.shard_file import Record, Shard
 from fastaug.data.readers.shard_index import ShardIndex, load_index, make_index
+from fastaug.data.readers.splits import SPLIT_WORDS, split_word
 from fastaug.data.readers.tfrecord import read_examples
 from fastaug.data.readers.webdataset import read_samples
 from fastaug.data.storage import Spans
@@ -45,8 +45,6 @@ LAYOUT: tuple[tuple[str, str], ...] = (
         "MXNet's `.rec`, for example `train.rec` and `val.rec`; folders or names as above",
     ),
 )
-_NAMES = {"train": ("train",), "test": TEST_FOLDERS}
-_WORDS = "|".join(word for words in _NAMES.values() for word in words)
 _MAX_NAMES = 2**26  # bytes of classes.txt
 _THREADS = 8  # indexing waits for the storage
 
@@ -82,10 +80,10 @@ def has_test(root: Path) -> bool:
 
 def open_split(root: Path, split: Split, _config: DataConfig) -> ImageSet:
     shards, format = _shards(root, split)
-    indexes = _indexes(root, shards, format)
+    indexes = read_indexes(root, shards, format)
     labels = np.concatenate([index.label for index in indexes])
     # The training labels define the classes of both splits.
-    train_indexes = indexes if split == "train" else _indexes(root, *_shards(root, "train"))
+    train_indexes = indexes if split == "train" else read_indexes(root, *_shards(root, "train"))
     known = np.unique(np.concatenate([index.label for index in train_indexes]))
     name = f"{root} ({split})"
     places = np.searchsorted(known, labels).clip(max=len(known) - 1)
@@ -97,20 +95,20 @@ def open_split(root: Path, split: Split, _config: DataConfig) -> ImageSet:
             "same data set"
         )
     classes = _class_names(root, known)
-    return ImageSet(name, classes, places, storage=_spans(shards, indexes, format.separator))
+    return ImageSet(name, classes, places, storage=spans_of(shards, indexes, format.separator))
 
 
 def find_shards(root: Path, split: Split) -> tuple[Path, ...]:
     """The shards of a split, sorted by name; none if the split has class folders."""
     try:
-        for name in _NAMES[split]:
+        for name in SPLIT_WORDS[split]:
             folder = root / name
             if folder.is_dir():
                 if any(e.is_dir() and not e.name.startswith(".") for e in folder.iterdir()):
                     return ()
                 if found := _shards_in(folder):
                     return found
-            if found := tuple(s for s in _shards_in(root) if _split_name(s) == name):
+            if found := tuple(s for s in _shards_in(root) if split_word(s.name) == name):
                 return found
     except OSError as error:
         raise DataError(f"{error.filename}: cannot be read ({error.strerror})") from error
@@ -127,18 +125,11 @@ def _format_of(file: Path) -> Format | None:
     return next((f for f in FORMATS if re.search(f.pattern, file.name.lower())), None)
 
 
-def _split_name(file: Path) -> str | None:
-    """The first word that is a split, else the split that the name starts with (train000.tar)."""
-    name = file.name.lower()
-    found = re.search(rf"(?<![^-_.])({_WORDS})(?![^-_.])", name) or re.match(rf"({_WORDS})", name)
-    return found[1] if found else None
-
-
 def _shards(root: Path, split: Split) -> tuple[tuple[Path, ...], Format]:
     """The shards of a split and their common format."""
     shards = find_shards(root, split)
     if not shards:
-        words = " or ".join(_NAMES[split])
+        words = " or ".join(SPLIT_WORDS[split])
         raise DataError(
             f"{root}: found no shards of the {split} split ({', '.join(f.name for f in FORMATS)}); "
             f"put them into a folder {words}, or put that word into their names"
@@ -152,7 +143,7 @@ def _shards(root: Path, split: Split) -> tuple[tuple[Path, ...], Format]:
     return shards, next(format for format, _ in formats.values())
 
 
-def _indexes(root: Path, shards: tuple[Path, ...], format: Format) -> list[ShardIndex]:
+def read_indexes(root: Path, shards: tuple[Path, ...], format: Format) -> list[ShardIndex]:
     """The index of each shard, from the cache or newly made."""
     with ThreadPoolExecutor(_THREADS) as pool:
         try:
@@ -185,7 +176,7 @@ def _class_names(root: Path, labels: np.ndarray) -> tuple[str, ...]:
     return names
 
 
-def _spans(shards: tuple[Path, ...], indexes: list[ShardIndex], separator: bytes) -> Spans:
+def spans_of(shards: tuple[Path, ...], indexes: list[ShardIndex], separator: bytes) -> Spans:
     counts = [len(index.label) for index in indexes]
     further: dict[int, list[tuple[int, int]]] = {}
     for first, index in zip(np.cumsum([0, *counts[:-1]]).tolist(), indexes, strict=True):

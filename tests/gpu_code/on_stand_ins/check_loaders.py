@@ -68,7 +68,7 @@ class TestTorchLoader:
     def test_uploads_are_pinned_and_on_a_stream_of_their_own(
         self, tiny: Tiny, marked: Callable
     ) -> None:
-        assert_same_batches(tiny())
+        assert_same_batches(tiny(epochs=1))
         uploads = gpu.selected("memcpy", name="H2D", of=marked())
         assert [r.bytes for r in uploads].count(4 * VIEWS) == 4
         assert {(r.device, r.name) for r in uploads} == {(1, "H2D")}
@@ -78,7 +78,7 @@ class TestTorchLoader:
     def test_the_next_batch_is_uploaded_before_this_one_is_used(
         self, tiny: Tiny, marked: Callable
     ) -> None:
-        for _ in fastaug.build_loader(tiny(device=str(DEVICE))):
+        for _ in fastaug.build_loader(tiny(device=str(DEVICE), epochs=1)):
             gpu.mark("step")
         kinds = [
             "upload" if r.kind == "memcpy" else "step"
@@ -88,7 +88,7 @@ class TestTorchLoader:
         assert kinds == ["upload", "upload", "step", "upload", "step", "upload", "step", "step"]
 
     def test_the_current_stream_waits_for_each_batch(self, tiny: Tiny, marked: Callable) -> None:
-        batches(tiny(device=str(DEVICE)))
+        batches(tiny(device=str(DEVICE), epochs=1))
         waits = gpu.selected("stream_wait", of=marked())
         assert {(r.device, r.stream) for r in waits} == {(1, 0)}
         assert len(waits) == 4

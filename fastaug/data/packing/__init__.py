@@ -1,0 +1,1 @@
+"""Packing: any data source into WebDataset shards with an index (fastaug.pack)."""
