@@ -1,4 +1,4 @@
-"""Arrays in cache files, written atomically: compressed into an .npz, or to be memory-mapped."""
+"""Arrays in cache files, written atomically: an .npz, or a file to be memory-mapped."""
 
 from __future__ import annotations
 

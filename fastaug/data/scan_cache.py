@@ -116,11 +116,12 @@ class ScanTable:
     def for_other_images(self, images: int) -> ScanTable:
         """A table of unknown images, with the rows of this one to be found by their stamps."""
         (known,) = np.nonzero(self._columns["level"])
-        known = known[-2 * images :]  # images that were removed do not pile up
+        known = known[: 2 * images]  # images that were removed do not pile up
         new = _zeros(images)
         columns = {n: np.concatenate([new[n], c[known]]) for n, c in self._columns.items()}
-        place = images + np.searchsorted(known, list(self._reasons))
-        reasons = dict(zip(place.tolist(), self._reasons.values(), strict=True))
+        bad, place = known[self._columns["bad"][known]], np.flatnonzero(columns["bad"])
+        texts = (self._reasons[row] for row in bad.tolist())
+        reasons = dict(zip(place.tolist(), texts, strict=True))
         return ScanTable(columns, images, reasons=reasons, formats=self._formats, is_aligned=False)
 
     def unsure(self, rows: Rows, level: int, *, bad: bool = True) -> np.ndarray:

@@ -118,6 +118,21 @@ class TestMemory:
         assert list(found.manifest.bad) == [3]
         assert found.formats == {"GIF": 1, "PNG": 1, "JPEG": 1}
 
+    def test_a_set_that_shrank(self, tmp_path: Path) -> None:
+        contents = [JPEG] * 20
+        contents[1], contents[17] = b"", b"text"
+        many = image_set(tmp_path / "set", contents)
+        scan_set(many)
+        for kept, bad in (
+            ([17, 1], {0: "not an image of a known format", 1: "it is empty"}),
+            ([1, 3], {0: "it is empty"}),
+            (range(20), {1: "it is empty", 17: "not an image of a known format"}),
+        ):
+            files = [Path(many.where(index)) for index in kept]
+            labels = np.zeros(len(files), np.int64)
+            images = ImageSet(many.name, many.classes, labels, Files.of(files))
+            assert scan_set(images).manifest.bad == bad
+
     def test_a_full_scan_serves_a_quick_one(self, tmp_path: Path, scanned: list[int]) -> None:
         flipped = PNG[:-60] + bytes([PNG[-60] ^ 1]) + PNG[-59:]
         images = image_set(tmp_path / "set", [flipped, JPEG, b""])
