@@ -93,13 +93,16 @@ def scan_set(images: ImageSet, *, full: bool = False, workers: int = -1) -> Scan
     assert images.storage is not None
     level = _FULL if full else _QUICK
     file = _cache_file(images)
+    known = _Table.load(file)
+    if images.manifest is not None and not (full or len(known.rows)):
+        return ScanResult(images.manifest, Counter(packed=count))
     budget = MemoryBudget(_MEMORY)
 
     def scan_chunk(chunk: Sequence[int]) -> list[ImageInfo]:
         return [scan_image(images, index, full=full, budget=budget) for index in chunk]
 
     with thread_pool(workers) as pool:
-        table = _Table.load(file).for_stamps(_all_stamps(images.storage, pool))
+        table = known.for_stamps(_all_stamps(images.storage, pool))
         if images.manifest is not None:
             table.add_known(images.manifest)
         rows = table.rows
