@@ -112,6 +112,16 @@ def test_equal_bytes_whatever_the_threads(folder: Path, tmp_path: Path) -> None:
             assert file.read_bytes() == (many / file.relative_to(one)).read_bytes(), file
 
 
+def test_equal_bytes_without_memory_files(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = packed(folder, tmp_path / "first", "--max-side", "16")
+    monkeypatch.delattr("os.memfd_create")
+    second = packed(folder, tmp_path / "second", "--max-side", "16")
+    shards = [(out / "train/00000.tar").read_bytes() for out in (first, second)]
+    assert shards[0] == shards[1]
+
+
 def test_read_with_and_without_the_index(folder: Path, tmp_path: Path) -> None:
     out = packed(folder, tmp_path / "out")
     plain = tmp_path / "plain"
