@@ -24,8 +24,8 @@ setup(
     python_requires=">=3.11",
     packages=[
         *("fastaug", "fastaug.engine", "fastaug.runs", "fastaug.runtime", "fastaug.data"),
-        *("fastaug.data.readers", "fastaug.views", "fastaug.kernels", "fastaug.toolchain"),
-        *("fastaug.models", "fastaug.exporters", "fastaug.experiments"),
+        *("fastaug.data.readers", "fastaug.data.remote", "fastaug.views", "fastaug.kernels"),
+        *("fastaug.toolchain", "fastaug.models", "fastaug.exporters", "fastaug.experiments"),
         *("fastaug.diagnostics", "fastaug.diagnostics.gpu_report"),
         # Folders beside fastaug/ in the tree. cuda/ holds sources only, and no __init__.py: with
         # one it would hide NVIDIA's package of that name from whoever starts Python here.
@@ -43,6 +43,7 @@ setup(
         # 2.4: earlier ones have no fn.filter and fn.equalize. NVIDIA builds it for Linux alone. Its
         # twin for CUDA 13, nvidia-dali-cuda130, takes the same folder: it replaces this one.
         "nvidia-dali-cuda120>=2.4; sys_platform == 'linux'",
+        "obstore>=0.12",  # --data s3://, gs://, http(s)://
         "pillow",
         "pyarrow",  # Hugging Face's Parquet and Arrow files
         "rich",
@@ -62,8 +63,11 @@ setup(
             *DOCS,
             *PAPER,  # matplotlib also draws the plots of benchmarks/
             "build",
+            "flask",  # with flask-cors and moto: an S3 server for tests
+            "flask-cors",
             "hypothesis",
             "ipykernel",  # with nbclient: runs examples/quickstart.ipynb in a test
+            "moto[s3]",
             "mypy",
             "nbclient",
             "nvidia-cuda-nvdisasm; sys_platform == 'linux'",  # tests of the GPU's machine code

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from fastaug.data import shapes
 from fastaug.data.readers import folder
+from fastaug.data.readers.remote import RemoteReader
 from fastaug.data.sources import READERS
 
 PAGE = Path(__file__).parent / "guide" / "data.md"
@@ -22,6 +23,7 @@ def table() -> str:
     """The built-in set and class folders, then the rows of the other readers in their order."""
     readers = sorted(READERS, key=lambda reader: reader is not folder)
     rows = [shapes.LAYOUT, *(row for reader in readers for row in reader.LAYOUT)]
+    rows += RemoteReader.LAYOUT
     lines = [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows]
     return "\n".join(["| `--data` | layout |", "|---|---|", *lines]) + "\n"
 

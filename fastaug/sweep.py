@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from fastaug import cli
 from fastaug.config import TrainConfig, setting_owners
@@ -19,6 +18,7 @@ from fastaug.recipes import get_recipe
 from fastaug.runs.console import show_table
 from fastaug.runtime.signals import StopSignals, TrainingInterruptedError
 from fastaug.settings import flag
+from fastaug.urls import absolute_data
 
 PROG = "python -m fastaug.sweep"
 
@@ -52,8 +52,8 @@ def configure(args: Sequence[str]) -> Plan:
     given = {name for name in setting_owners() if flag(name) in words}
     given |= {"loader"} if "--dali" in words else set()
     changes = {name: config.get(name) for name in given}
-    if changes.get("data") not in (None, "", "shapes"):
-        changes["data"] = str(Path(changes["data"]).expanduser().absolute())
+    if changes.get("data") is not None:
+        changes["data"] = absolute_data(changes["data"])
     return make_plan(sweep, changes)
 
 

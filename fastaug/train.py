@@ -21,6 +21,7 @@ from fastaug.runs.resume import find_checkpoint, new_run_folder, restarted_check
 from fastaug.runtime.distributed import Group
 from fastaug.runtime.signals import TrainingInterruptedError
 from fastaug.runtime.torchrun import join_process_group
+from fastaug.urls import absolute_data
 
 
 def main(args: Sequence[str]) -> int:
@@ -81,10 +82,7 @@ def configure(args: Sequence[str], group: Group | None = None) -> tuple[TrainCon
         check_unused(folder)
     with torch.device("meta"):  # checks the model's name and options
         build_configured_model(config.model, 2, config.view.size)
-    data = config.data.data
-    if data not in ("", "shapes"):
-        # A checkpoint must find its data from any folder.
-        data = str(Path(data).expanduser().absolute())
+    data = absolute_data(config.data.data)
     return config.replace(data=data, out=str(folder)), checkpoint
 
 

@@ -15,13 +15,14 @@ from fastaug.data.config import DataConfig
 from fastaug.data.image_set import ImageSet, decode
 from fastaug.data.pixels import to_ppm
 from fastaug.data.prefetch import prefetch
+from fastaug.data.remote.spans import PARALLEL_READS, is_remote
 from fastaug.data.retry import RetryError, check_size, read_with_retries, try_read
 from fastaug.data.sampler import BatchKey
 from fastaug.errors import DataError, first_line
 from fastaug.views.plan import PAD, ViewPlans
 
 READERS = 8
-"""Threads that read files; they wait for the storage, not for a core."""
+"""Threads that read local files; they wait for the storage, not for a core."""
 REBUILDS = 3
 """How often in a row DALI may fail at a batch whose images it decodes one by one."""
 
@@ -60,7 +61,8 @@ class Decoder:
             batch_size=per_batch,
             **pipeline,
         )
-        self._readers = ThreadPoolExecutor(READERS, "fastaug-reader")
+        readers = PARALLEL_READS if is_remote(images.storage) else READERS
+        self._readers = ThreadPoolExecutor(readers, "fastaug-reader")
         self._warm_up(pipeline["prefetch_queue_depth"])
 
     def run(self, chunks: Iterable[Chunk]) -> Iterator[tuple[Chunk, Any]]:

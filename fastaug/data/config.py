@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fastaug.settings import Settings, setting
+from fastaug.urls import is_url, parse_url
 
 
 @dataclass(frozen=True)
@@ -14,12 +15,16 @@ class DataConfig(Settings):
 
     data: str = setting("shapes", free_on_resume=True)  # may have moved; its fingerprint is checked
     """shapes (built in), or the path of a data set, whose format is recognized: class folders,
-    shards, tables, ImageNet or CIFAR as downloaded, and more; docs/guide/data.md has them all."""
+    shards, tables, ImageNet or CIFAR as downloaded, and more; docs/guide/data.md has them all. Or
+    the URL (s3://, gs://, http(s)://) of shards that fastaug.pack wrote."""
     image_column: str = setting("", free_on_resume=True)  # the fingerprint is checked
     """Column of the images in a CSV, TSV or Parquet file, by its name or its number from 1. Empty:
     recognized."""
     label_column: str = setting("", free_on_resume=True)
     """Column of the labels, by its name or its number from 1. Empty: recognized."""
+    cache_size: float = setting(100.0, at_least=0, free_on_resume=True)
+    """GB of local disk for images of a URL, shared by all processes of the machine; 0: no cache. A
+    twentieth of the disk stays free in any case."""
     loader: Literal["torch", "dali"] = setting("torch", free_on_resume=True)
     """What decodes the images and makes the views. --dali is short for --loader dali."""
     workers: int = setting(-1, at_least=-1, free_on_resume=True)
@@ -43,3 +48,8 @@ class DataConfig(Settings):
     validation: float = setting(0.0, at_least=0, below=1)
     """Share of the training images of each class to hold out, at least 1 image. They are evaluated
     after each epoch instead of the test images; the final evaluation covers both. 0: none."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if is_url(self.data):
+            parse_url(self.data)  # before it is stored anywhere: it must not hold credentials

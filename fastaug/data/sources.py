@@ -17,9 +17,11 @@ from fastaug.data.config import DataConfig
 from fastaug.data.image_set import ImageSet, Split
 from fastaug.data.readers import cifar, folder, hugging_face, imagenet, npz, packed, shards, table
 from fastaug.data.readers.imagenet_labels import WNID
+from fastaug.data.readers.remote import RemoteReader
 from fastaug.data.shapes import ensure_shapes
 from fastaug.data.split import split_training
 from fastaug.errors import DataError, few
+from fastaug.urls import is_url, parse_url
 
 log = logging.getLogger("fastaug")
 
@@ -152,6 +154,8 @@ def open_flat(config: DataConfig) -> ImageSet | None:
 def _existing_path(data: str) -> Path:
     if not data:
         raise DataError("this recipe has no default data: give --data PATH")
+    if is_url(data):
+        return Path(data)  # only a name: RemoteReader has the URL
     path = ensure_shapes() if data == "shapes" else Path(data).expanduser()
     if not path.exists():
         raise DataError(f"--data {data}: no such file or folder (and not the built-in 'shapes')")
@@ -159,8 +163,10 @@ def _existing_path(data: str) -> Path:
 
 
 def _reader_of(path: Path, data: str) -> Reader:
+    if is_url(data):
+        return RemoteReader(parse_url(data))
     reader = next((reader for reader in READERS if reader.matches(path)), None)
     if reader is None:
-        known = "; ".join(reader.DESCRIPTION for reader in READERS)
+        known = "; ".join([*(r.DESCRIPTION for r in READERS), RemoteReader.DESCRIPTION])
         raise DataError(f"--data {data}: unknown format; give one of: {known}")
     return reader

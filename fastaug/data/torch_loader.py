@@ -10,7 +10,7 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cached_property, partial
@@ -25,9 +25,11 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 from fastaug.data.image_set import ImageSet
 from fastaug.data.loader import ViewLoader
 from fastaug.data.prefetch import prefetch
+from fastaug.data.remote.spans import PARALLEL_READS, is_remote
 from fastaug.data.retry import (
     BadImage,
     BadImagesError,
+    ReadFailure,
     RetryError,
     check_size,
     read_with_retries,
@@ -51,24 +53,33 @@ class TorchLoader(ViewLoader):
 
     def _pass(self, keys: Iterable[BatchKey]) -> Iterator[ViewBatch]:
         dataset = _ViewDataset(self.images, self._view, self._seed, self._memory)
-        batches = _in_host_memory(dataset, keys, worker_count(self._data.workers))
+        workers = worker_count(self._data.workers)
+        batches = _in_host_memory(dataset, keys, workers, _start_method(self.images))
         return batches if self._device.type != "cuda" else _uploaded(batches, self._device)
 
     @cached_property  # not before the first pass: this fixes how processes are started
     def _memory(self) -> _BatchMemory:
         workers = worker_count(self._data.workers)
-        return _BatchMemory(self._view, self._sampler.images_per_batch, workers)
+        is_forked = bool(workers) and _start_method(self.images) == "fork"
+        return _BatchMemory(self._view, self._sampler.images_per_batch, workers, is_forked)
+
+
+def _start_method(images: ImageSet) -> str:
+    """How workers are started. What reads from a network cannot be used in a fork."""
+    return "forkserver" if is_remote(images.storage) else multiprocessing.get_start_method()
 
 
 class _BatchMemory:
     """Where views are made: in memory that is used again."""
 
-    def __init__(self, config: ViewConfig, images_per_batch: int, workers: int) -> None:
+    def __init__(
+        self, config: ViewConfig, images_per_batch: int, workers: int, is_forked: bool
+    ) -> None:
         self._shape = (config.views, config.size, config.size, 3)
         self._dtype = view_dtype(config.views_dtype)
         self.shared: SharedBuffers | None = None
         """Buffers that forked workers fill."""
-        if workers and multiprocessing.get_start_method() == "fork":
+        if is_forked:
             size = images_per_batch * prod(self._shape) * self._dtype.itemsize
             # Those of the workers, one that is handed out, and two that the caller has.
             self.shared = SharedBuffers(_PREFETCH * workers + 3, size)
@@ -102,7 +113,7 @@ class _Task(NamedTuple):
 
 
 def _in_host_memory(
-    dataset: _ViewDataset, keys: Iterable[BatchKey], workers: int
+    dataset: _ViewDataset, keys: Iterable[BatchKey], workers: int, start_method: str
 ) -> Iterator[ViewBatch]:
     """The batches of the keys. The workers live as long as the iterator: none are left when a pass
     is aborted."""
@@ -114,12 +125,16 @@ def _in_host_memory(
             started.append(_Task(key, shared.take() if shared else None))
             yield started[-1]
 
+    context = multiprocessing.get_context(start_method) if workers else None
+    if context is not None and start_method == "forkserver":
+        context.set_forkserver_preload([__name__])  # imports torch once, not in every worker
     batches: DataLoader = DataLoader(
         dataset,
         sampler=tasks(),
         batch_size=None,
         num_workers=workers,
         prefetch_factor=_PREFETCH if workers else None,
+        multiprocessing_context=context,
         worker_init_fn=partial(_start_worker, worker_trace_file()),
         # Not torch's global generator, whose state dropout depends on.
         generator=torch.Generator(),
@@ -200,7 +215,7 @@ class _ViewDataset(Dataset):
         indices = list(map(int, task.key.indices))
         try:
             with trace_range("decode"):
-                first = {index: try_read(self._image, index) for index in indices}
+                first = dict(zip(indices, self._map(self._try_image, indices), strict=True))
                 images = read_with_retries(self._images, first, self._image, warn)
         except BadImagesError as found:
             return _WorkerResult(None, warnings, found.bad, found.batch_size)
@@ -220,6 +235,16 @@ class _ViewDataset(Dataset):
             torch.from_numpy(self._images.labels[indices]),
             torch.from_numpy(indices),
         )
+
+    @cached_property
+    def _map(self) -> Callable[..., Iterable]:
+        """map(), with many reads in flight if they wait for a network."""
+        if not is_remote(self._images.storage):
+            return map
+        return ThreadPoolExecutor(PARALLEL_READS, "fastaug-reader").map
+
+    def _try_image(self, index: int) -> np.ndarray | ReadFailure:
+        return try_read(self._image, index)
 
     def _image(self, index: int) -> np.ndarray:
         image = self._images.image(index)

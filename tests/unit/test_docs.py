@@ -11,6 +11,7 @@ import pytest
 
 from fastaug.__main__ import COMMANDS
 from fastaug.config import TrainConfig, free_on_resume, setting_owners
+from fastaug.data.readers.remote import RemoteReader
 from fastaug.data.sources import READERS
 from fastaug.settings import flag
 
@@ -58,7 +59,7 @@ def test_the_table_of_layouts_has_every_reader() -> None:
     """Read from the page's text: a row for each name and layout."""
     lines = (DOCS / "guide/data.md").read_text().splitlines()
     rows = [tuple(line.strip("| ").split(" | ")) for line in lines if line.startswith("| ")]
-    for reader in READERS:
+    for reader in (*READERS, RemoteReader):
         assert reader.LAYOUT
         assert set(reader.LAYOUT) <= set(rows), reader.DESCRIPTION
     assert rows.count(("`--data`", "layout")) == 1

@@ -18,11 +18,11 @@ LAYERS = [
     {"runs", "data", "pipelines", "models", "recipes"},
     {"views", "kernels"},
     {"toolchain", "runtime"},
-    {"config", "settings", "normalization", "errors"},
+    {"config", "settings", "normalization", "errors", "urls"},
 ]
 # `import fastaug` is for anyone's training loop, and needs torch only.
-LIGHT = {"__init__", "config", "settings", "normalization", "errors", "kernels", "recipes"}
-LIGHT |= {"runtime", "toolchain"}
+LIGHT = {"__init__", "config", "settings", "normalization", "errors", "urls"}
+LIGHT |= {"kernels", "recipes", "runtime", "toolchain"}
 
 
 def layer_of(name: str) -> int:
