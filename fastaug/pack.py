@@ -15,7 +15,9 @@ from fastaug import cli
 from fastaug.data.config import DataConfig
 from fastaug.data.image_set import ImageSet, Split
 from fastaug.data.packing.config import PackConfig
-from fastaug.data.packing.packer import BAD_IMAGES, check_folder, pack, verify
+from fastaug.data.packing.out_folder import check_folder
+from fastaug.data.packing.packer import BAD_IMAGES, pack
+from fastaug.data.packing.verify import verify
 from fastaug.data.readers.packed_index import PackedIndex
 from fastaug.data.sources import DataSource, align_classes
 from fastaug.errors import ConfigError

@@ -86,6 +86,8 @@ def scan_set(
         return [scan_image(images, index, full=full, budget=budget) for index in chunk.tolist()]
 
     cache = ScanCache(images)
+    if images.manifest is not None and not full and not cache.file.exists():
+        return ScanResult(images.manifest, Counter(packed=count))
     table = cache.load()
     rows = cache.rows
     with thread_pool(workers) as pool:

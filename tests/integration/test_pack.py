@@ -13,22 +13,26 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from color_folders import CLASSES, color_image, write_folder
 from expect import missing
+from hugging_face_sets import table, write_parquet
 from image_sets import files_of, open_both, open_data
 from PIL import Image
+from pyarrow.parquet import ParquetFile
+from shard_writers import photos
 from training import assert_same_weights, run
 
 from fastaug import cli, pack
 from fastaug.config import TrainConfig
-from fastaug.data import progress
+from fastaug.data import progress, scan
 from fastaug.data.packing.config import PackConfig
 from fastaug.data.packing.packer import pack as pack_sets
 from fastaug.data.readers.packed import open_index
-from fastaug.data.scan import scan_set
+from fastaug.data.scan import mark_bad, scan_set
 from fastaug.data.storage import Files
 from fastaug.engine.trainer import Trainer
 
@@ -108,6 +112,16 @@ def test_equal_bytes_whatever_the_threads(folder: Path, tmp_path: Path) -> None:
             assert file.read_bytes() == (many / file.relative_to(one)).read_bytes(), file
 
 
+def test_equal_bytes_without_memory_files(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = packed(folder, tmp_path / "first", "--max-side", "16")
+    monkeypatch.delattr("os.memfd_create")
+    second = packed(folder, tmp_path / "second", "--max-side", "16")
+    shards = [(out / "train/00000.tar").read_bytes() for out in (first, second)]
+    assert shards[0] == shards[1]
+
+
 def test_read_with_and_without_the_index(folder: Path, tmp_path: Path) -> None:
     out = packed(folder, tmp_path / "out")
     plain = tmp_path / "plain"
@@ -123,11 +137,18 @@ def test_read_with_and_without_the_index(folder: Path, tmp_path: Path) -> None:
                 assert images.encoded(i) == file.read_bytes()
 
 
-def test_no_scan_is_needed_and_a_scan_finds_the_same(folder: Path, tmp_path: Path) -> None:
+def test_no_scan_is_needed_and_a_scan_finds_the_same(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = packed(folder, tmp_path / "out")
     images = open_data(out, "train")
     assert images.manifest is not None
+    with monkeypatch.context() as patch:
+        patch.delattr(scan, "scan_image")
+        known = scan_set(images).manifest
     scanned = scan_set(replace(images, manifest=None)).manifest
+    assert np.array_equal(known.sizes, scanned.sizes)
+    assert np.array_equal(known.plain, scanned.plain)
     assert np.array_equal(images.manifest.sizes, scanned.sizes)
     assert np.array_equal(images.manifest.plain, scanned.plain)
     part = images.subset(np.array([3, 5]), "part")
@@ -136,8 +157,6 @@ def test_no_scan_is_needed_and_a_scan_finds_the_same(folder: Path, tmp_path: Pat
 
 
 def test_an_image_marked_as_bad_by_a_run_stays_bad(folder: Path, tmp_path: Path) -> None:
-    from fastaug.data.scan import mark_bad
-
     images = open_data(packed(folder, tmp_path / "out"), "train")
     mark_bad(images, 4, "noise")
     found = scan_set(images).manifest
@@ -332,6 +351,29 @@ def test_a_storage_that_is_only_read_in_order(
     pack_sets(sets, tmp_path / "out", PackConfig(workers=5))  # type: ignore[arg-type]
     stored = members(tmp_path / "out/train/00000.tar")
     assert [stored[f"{i:08}.jpg"] for i in range(len(files))] == [f.read_bytes() for f in files]
+
+
+def test_row_groups_of_parquet_files_are_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samples = photos(37)
+    for number in range(2):
+        part = table(samples[20 * number : 20 * (number + 1)])
+        write_parquet(tmp_path / f"source/train-0000{number}-of-00002.parquet", part)
+    groups: list[int] = []
+    read = ParquetFile.read_row_groups
+
+    def noted(self: ParquetFile, wanted: list[int], *args: Any, **options: Any) -> Any:
+        if "image" in str(options.get("columns", args)):
+            groups.extend(wanted)
+        return read(self, wanted, *args, **options)
+
+    monkeypatch.setattr(ParquetFile, "read_row_groups", noted)
+    out = packed(tmp_path / "source", tmp_path / "out", "--workers", "5")
+    assert sorted(groups) == sorted([0, 1, 2, 3, 4] * 2)
+    stored = members(out / "train/00000.tar")
+    assert [stored[f"{i:08}.jpg"] for i in range(37)] == [image for image, _ in samples]
+    assert [stored[f"{i:08}.cls"] for i in range(37)] == [b"%d" % label for _, label in samples]
 
 
 class TestBadImages:

@@ -111,6 +111,14 @@ def test_finished_shards_are_checked_before_they_are_kept(
     assert contents(out) == contents(whole)
 
 
+def test_killed_before_the_journal_was_there(source: Path, whole: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / f".{JOURNAL}.0123.tmp").write_text('{"sour')
+    assert cli.run(pack.main, [str(source), str(out), *FLAGS]) == 0
+    assert contents(out) == contents(whole)
+
+
 @pytest.mark.parametrize("keep", [0.3, 0.7, 0.999])
 def test_a_journal_that_was_cut(keep: float, source: Path, whole: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"

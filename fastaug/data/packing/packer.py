@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
-import os
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +17,7 @@ from fastaug.data.image_set import ImageSet, Manifest, Split, is_storage_error
 from fastaug.data.packing.config import PackConfig
 from fastaug.data.packing.convert import PackedImage, convert
 from fastaug.data.packing.journal import FinishedShard, Journal, check_same
+from fastaug.data.packing.out_folder import locked, write_lines, writing
 from fastaug.data.packing.shard_writer import ShardWriter, check_shard
 from fastaug.data.progress import progress_bar, thread_pool
 from fastaug.data.readers.packed import open_index
@@ -28,14 +26,13 @@ from fastaug.data.readers.packed_index import (
     INDEX_FILES,
     JOURNAL,
     PackedIndex,
-    PackedShard,
     write_packed_index,
 )
 from fastaug.data.scan import check_max_bad
 from fastaug.data.scan_image import ImageInfo, MemoryBudget
 from fastaug.data.storage import Files, Spans
-from fastaug.errors import ConfigError, DataError, printable
-from fastaug.runtime.atomic import TEMPORARY, atomic_write
+from fastaug.errors import DataError
+from fastaug.runtime.atomic import TEMPORARY
 from fastaug.runtime.cores import core_count
 from fastaug.settings import fixed_settings
 
@@ -60,12 +57,12 @@ def pack(sets: dict[Split, ImageSet], root: Path, config: PackConfig) -> dict[Sp
     """
     made_with = {"source": [images.fingerprint for images in sets.values()]}
     made_with |= dict(fixed_settings(config)) | {"pillow": PIL.__version__}
-    with _writing(root), _locked(root):
+    with writing(root), locked(root):
         if not (root / JOURNAL).exists() and (root / INDEX_FILES["train"]).exists():
             return _packed_before(root, sets, made_with)
         journal = Journal(root, made_with)
-        for split in sets:
-            for leftover in (root / FOLDERS[split]).glob(TEMPORARY):
+        for folder in ("", *FOLDERS.values()):
+            for leftover in (root / folder).glob(TEMPORARY):
                 leftover.unlink()
         packer = _Packer(root, config, journal)
         try:
@@ -77,7 +74,7 @@ def pack(sets: dict[Split, ImageSet], root: Path, config: PackConfig) -> dict[Sp
                 _count(len(journal.finished), "finished shard"),
             )
             raise
-        _write_text(root / CLASSES, [name.strip() for name in sets["train"].classes])
+        write_lines(root / CLASSES, [name.strip() for name in sets["train"].classes])
         _write_bad_list(root, sets, bad)
         for split in reversed(sets):  # the training index comes last
             write_packed_index(root / INDEX_FILES[split], packer.index(split, sets[split]))
@@ -255,41 +252,6 @@ def _read(images: ImageSet, index: int) -> bytes | np.ndarray | ImageInfo:
         return ImageInfo(reason=str(error).removeprefix(f"{images.where(index)}: ")[:200])
 
 
-def check_folder(source: str, root: Path) -> None:
-    """Raise unless a folder is missing, empty, or was begun by fastaug.pack."""
-    if root.exists() and not root.is_dir():
-        raise ConfigError(f"OUT {root}: is a file; give a new or an empty folder")
-    place = Path(source).expanduser()
-    if place.is_dir() and root.resolve().is_relative_to(place.resolve()):
-        raise ConfigError(f"OUT {root}: is inside SOURCE {source}; give a folder outside of it")
-    own = {JOURNAL, *INDEX_FILES.values()}
-    if root.is_dir() and (names := set(os.listdir(root))) and not names & own:
-        raise ConfigError(
-            f"OUT {root}: has other files ({min(names)}, ...); give a new or an empty folder"
-        )
-
-
-def verify(root: Path) -> dict[Split, PackedIndex]:
-    """Read every shard of a packed set and compare it with the index; raises DataError."""
-    if not (root / INDEX_FILES["train"]).is_file() or (root / JOURNAL).exists():
-        raise DataError(f"{root}: not a folder that fastaug.pack has finished")
-    splits = [split for split, name in INDEX_FILES.items() if (root / name).is_file()]
-    indexes = {split: open_index(root, split) for split in splits}
-    work: list[tuple[PackedShard, np.ndarray]] = []
-    for index in indexes.values():
-        ends = np.cumsum([shard.images for shard in index.shards])[:-1]
-        work += zip(index.shards, np.split(index.rows, ends), strict=True)
-
-    def check(item: tuple[PackedShard, np.ndarray]) -> None:
-        shard, rows = item
-        check_shard(root / shard.name, shard, rows)
-
-    with thread_pool(-1) as pool, progress_bar("checking shards", len(work)) as advance:
-        for _ in pool.map(check, work):
-            advance(1)
-    return indexes
-
-
 def _packed_before(
     root: Path, sets: dict[Split, ImageSet], made_with: dict[str, Any]
 ) -> dict[Split, PackedIndex]:
@@ -299,46 +261,12 @@ def _packed_before(
     return indexes
 
 
-@contextmanager
-def _writing(root: Path) -> Iterator[None]:
-    """Errors of the file system as one line; those of the source are DataErrors already."""
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        yield
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise DataError(
-            f"{root}: cannot be written ({reason}); fix that, and run the same command again"
-        ) from error
-
-
-@contextmanager
-def _locked(root: Path) -> Iterator[None]:
-    descriptor = os.open(root, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(descriptor)
-        raise ConfigError(f"OUT {root}: another fastaug.pack is writing it") from error
-    except OSError:  # a file system without locks
-        pass
-    try:
-        yield
-    finally:
-        os.close(descriptor)
-
-
 def _write_bad_list(
     root: Path, sets: dict[Split, ImageSet], bad: dict[Split, dict[int, str]]
 ) -> None:
     lines = [f"{sets[s].where(i)}: {reason}" for s in sets for i, reason in bad[s].items()]
     if lines:
-        _write_text(root / BAD_IMAGES, lines)
-
-
-def _write_text(path: Path, lines: list[str]) -> None:
-    with atomic_write(path) as temporary:
-        temporary.write_text("".join(f"{printable(line)}\n" for line in lines), encoding="utf-8")
+        write_lines(root / BAD_IMAGES, lines)
 
 
 def _count(number: int, what: str) -> str:
