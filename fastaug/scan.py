@@ -58,7 +58,7 @@ def main(args: Sequence[str]) -> int:
     out = cli.output_file("--out", options.out) if options.out else None
     scanned = []
     for images in open_sets(options):
-        found = scan_set(images, full=options.full, workers=options.workers)
+        found = scan_set(images, full=options.full, workers=options.workers, look_at_all=True)
         scanned.append((images, found))
         show_scan(images, found)
     if out is not None:

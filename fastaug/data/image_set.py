@@ -59,6 +59,8 @@ class ImageSet:
     array: np.ndarray | None = None
     """[N, H, W, 3] uint8."""
     manifest: Manifest | None = None
+    origin: str = ""
+    """Name of the set that this one is a subset of."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -110,6 +112,7 @@ class ImageSet:
             storage=None if self.storage is None else Subset(self.storage, keep),
             array=None if self.array is None else self.array[keep],
             manifest=None if self.manifest is None else self.manifest.subset(keep),
+            origin=self.origin or self.name,
         )
 
     def image(self, index: int) -> np.ndarray:

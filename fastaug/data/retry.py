@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from fastaug.data.image_set import ImageSet, Manifest, is_storage_error
-from fastaug.data.scan import check_max_bad, mark_bad, stamp_of
+from fastaug.data.scan import check_max_bad, forget, mark_bad, stamp_of
 from fastaug.errors import DataError
 
 log = logging.getLogger("fastaug")
@@ -135,6 +135,8 @@ def quarantine(images: ImageSet, found: BadImagesError, max_bad: float) -> Image
     for index, image in bad.items():
         if image.permanent:
             mark_bad(images, index, image.reason, image.stamp)
+    # The next scan does not rely on what was known of the others.
+    forget(images, [index for index, image in bad.items() if not image.permanent])
     known = images.manifest or Manifest(
         np.zeros((len(images), 2), np.int32), np.zeros(len(images), bool)
     )

@@ -1,48 +1,32 @@
 """The scan before training: checks every image once and marks bad ones.
 
-Results are cached by path, size and modification time: an unchanged image is not scanned again.
+Results are cached: an unchanged image is not scanned again. If the storage knows that no image was
+added, removed or replaced, only bad images are looked at, to see whether they were repaired.
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import os
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import PIL
 
-from fastaug.data.array_cache import load_arrays, store_arrays
 from fastaug.data.image_set import ImageSet, Manifest
 from fastaug.data.progress import progress_bar, thread_pool
+from fastaug.data.scan_cache import FULL, QUICK, Rows, ScanCache, cache_file
 from fastaug.data.scan_image import ImageInfo, MemoryBudget, scan_image
 from fastaug.data.storage import Storage
 from fastaug.errors import DataError, few, printable
-from fastaug.runtime.cache import cache_dir
-from fastaug.views.plan import MAX_PIXELS
 
 log = logging.getLogger("fastaug")
 
-_VERSION = 1
-"""Part of the cache file's name; increase it when the rules of scan_image.py change."""
-_QUICK, _FULL = 1, 2
-_ROW = np.dtype(
-    [
-        ("stamp", "<u8"),  # hash of path, size and modification time
-        ("height", "<i4"),
-        ("width", "<i4"),
-        ("format", "S8"),
-        ("plain", "?"),
-        ("bad", "?"),
-        ("level", "u1"),  # 0 (not scanned), _QUICK or _FULL
-    ]
-)
 _SCAN_LISTS_THEM = "python -m fastaug.scan DATA lists them"
+_CHUNKS_IN_FLIGHT = 128
+"""Submitted at a time; all of 14 million images would take gigabytes."""
 _MEMORY = 1 << 30
 """Bytes that all threads together may decode into; a single large image may take more."""
 
@@ -81,9 +65,13 @@ def scan_and_check(
     return replace(images, manifest=found.manifest)
 
 
-def scan_set(images: ImageSet, *, full: bool = False, workers: int = -1) -> ScanResult:
+def scan_set(
+    images: ImageSet, *, full: bool = False, workers: int = -1, look_at_all: bool = False
+) -> ScanResult:
     """Scan every image that is not in the cache, and cache the results.
 
+    look_at_all: compare size and modification time of every image with those in the cache, even if
+    the storage is unchanged; this finds files that were rewritten in place.
     A set that comes with a manifest, such as a packed one, is only scanned if full.
     """
     count = len(images)
@@ -91,31 +79,34 @@ def scan_set(images: ImageSet, *, full: bool = False, workers: int = -1) -> Scan
         sizes = np.tile(np.array(images.array.shape[1:3], np.int32), (count, 1))
         return ScanResult(Manifest(sizes, np.ones(count, bool)), Counter(array=count))
     assert images.storage is not None
-    level = _FULL if full else _QUICK
-    file = _cache_file(images)
+    storage, level = images.storage, FULL if full else QUICK
     budget = MemoryBudget(_MEMORY)
 
-    def scan_chunk(chunk: Sequence[int]) -> list[ImageInfo]:
-        return [scan_image(images, index, full=full, budget=budget) for index in chunk]
+    def scan_chunk(chunk: np.ndarray) -> list[ImageInfo]:
+        return [scan_image(images, index, full=full, budget=budget) for index in chunk.tolist()]
 
+    cache = ScanCache(images)
+    table = cache.load()
+    rows = cache.rows
     with thread_pool(workers) as pool:
-        table = _Table.load(file).for_stamps(_all_stamps(images.storage, pool))
+        unsure = table.unsure(rows, level)
+        if look_at_all:
+            unsure[:] = True
+        (looked_at,) = np.nonzero(unsure)
+        if len(looked_at):
+            table.match(_at(rows, looked_at), _all_stamps(storage, looked_at, pool))
         if images.manifest is not None:
-            table.add_known(images.manifest)
-        rows = table.rows
-        unknown = np.flatnonzero((rows["level"] < level) & ~rows["bad"]).tolist()
+            table.add_known(_at(rows, looked_at), images.manifest.subset(looked_at))
+        unknown = looked_at[table.unsure(_at(rows, looked_at), level, bad=False)]
         try:
             for chunk, infos in _in_chunks(pool, scan_chunk, unknown, 32, "scanning images"):
-                for index, info in zip(chunk, infos, strict=True):
-                    table.set(index, info, level)
+                for row, info in zip(_at(rows, chunk).tolist(), infos, strict=True):
+                    table.set(row, info, level)
         finally:  # keeps what was scanned before Ctrl-C
-            if unknown:
-                table.store(file)
-    sizes = np.stack([rows["height"], rows["width"]], axis=1)
-    formats = Counter(rows["format"][~rows["bad"]].astype(str).tolist())
-    bad = dict(sorted(table.reasons.items()))
+            cache.store(table)
+    bad = table.bad_images(rows)
     return ScanResult(
-        Manifest(sizes, rows["plain"].copy(), bad), formats, _write_bad_list(file, images, bad)
+        table.manifest(rows, bad), table.count_formats(rows), _write_bad_list(images, bad)
     )
 
 
@@ -146,23 +137,25 @@ def mark_bad(images: ImageSet, index: int, reason: str, stamp: int | None = None
     """
     if images.array is not None:
         return
-    stamp = stamp_of(images, index) if stamp is None else stamp
-    file = _cache_file(images)
-    table = _Table.load(file)
-    (found,) = np.nonzero(table.rows["stamp"] == np.uint64(stamp))
-    if not len(found):
-        table.rows = np.append(table.rows, np.zeros(1, _ROW))
-        table.rows["stamp"][-1] = stamp
-    row = int(found[0]) if len(found) else len(table.rows) - 1
-    table.set(row, ImageInfo(reason=" ".join(reason.split())[:200]), _FULL)
-    table.store(file)
-    stored = _Table.load(file).rows
-    if not stored["bad"][stored["stamp"] == np.uint64(stamp)].any():
+    cache = ScanCache(images)
+    table = cache.load()
+    row = table.row_of(cache.row(index), stamp_of(images, index) if stamp is None else stamp)
+    table.set(row, ImageInfo(reason=" ".join(reason.split())[:200]), FULL)
+    if not cache.store(table):
         log.warning(
             "%s cannot be written, so the next scan will not know that %s is bad",
-            file,
+            cache.file,
             images.where(index),
         )
+
+
+def forget(images: ImageSet, indices: Sequence[int]) -> None:
+    """Let the next scan look at these images again: they are not what was scanned."""
+    if images.array is None and indices:
+        cache = ScanCache(images)
+        table = cache.load()
+        table.forget([cache.row(index) for index in indices])
+        cache.store(table)
 
 
 def stamp_of(images: ImageSet, index: int) -> int:
@@ -173,93 +166,22 @@ def stamp_of(images: ImageSet, index: int) -> int:
 # --- stamps ---
 
 
-def _all_stamps(storage: Storage, pool: ThreadPoolExecutor) -> np.ndarray:
-    stamps = np.zeros(len(storage), np.uint64)
-
-    def stamp(part: range) -> np.ndarray:
-        return storage.stamps(np.arange(part.start, part.stop))
-
-    for chunk, values in _in_chunks(pool, stamp, range(len(storage)), 512, "files"):
-        stamps[chunk.start : chunk.stop] = values
-    return stamps
+def _all_stamps(storage: Storage, indices: np.ndarray, pool: ThreadPoolExecutor) -> np.ndarray:
+    chunks = _in_chunks(pool, storage.stamps, indices, 512, "files")
+    return np.concatenate([stamps for _, stamps in chunks])
 
 
-# --- cache ---
-
-
-def _cache_file(images: ImageSet) -> Path:
-    key = f"{_VERSION} {PIL.__version__} {MAX_PIXELS} {os.path.abspath(images.name)}"
-    return cache_dir() / "manifests" / f"{hashlib.sha256(os.fsencode(key)).hexdigest()[:16]}.npz"
-
-
-@dataclass
-class _Table:
-    """Scan results: one row for each image."""
-
-    rows: np.ndarray = field(default_factory=lambda: np.zeros(0, _ROW))
-    """[N] of _ROW."""
-    reasons: dict[int, str] = field(default_factory=dict)
-    """Row of a bad image -> reason."""
-
-    @classmethod
-    def load(cls, file: Path) -> _Table:
-        """The table in a cache file; empty if the file is missing or damaged."""
-        stored = load_arrays(file) or {}
-        rows, reasons = stored.get("rows"), stored.get("reasons")
-        if rows is None or reasons is None or rows.dtype != _ROW or rows.ndim != 1:
-            return cls()
-        bad = np.flatnonzero(rows["bad"]).tolist()
-        if reasons.shape != (len(bad),):
-            return cls()
-        return cls(rows, dict(zip(bad, map(str, reasons), strict=True)))
-
-    def store(self, file: Path) -> None:
-        rows = self.rows[self.rows["level"] > 0]
-        bad = np.flatnonzero(self.rows["bad"] & (self.rows["level"] > 0)).tolist()
-        store_arrays(file, rows=rows, reasons=np.array([self.reasons[row] for row in bad], str))
-
-    def for_stamps(self, stamps: np.ndarray) -> _Table:
-        """A table with one row for each stamp: the known row, or one of level 0."""
-        rows = np.zeros(len(stamps), _ROW)
-        reasons = {}
-        if len(self.rows):
-            order = np.argsort(self.rows["stamp"])
-            found = np.searchsorted(self.rows["stamp"], stamps, sorter=order)
-            source = order[np.minimum(found, len(order) - 1)]
-            (known,) = np.nonzero(self.rows["stamp"][source] == stamps)
-            rows[known] = self.rows[source[known]]
-            for row in np.flatnonzero(rows["bad"]).tolist():
-                reasons[row] = self.reasons[int(source[row])]
-        rows["stamp"] = stamps
-        return _Table(rows, reasons)
-
-    def add_known(self, manifest: Manifest) -> None:
-        """Fill in the rows of level 0 from a manifest without bad images."""
-        new = (self.rows["level"] == 0) & ~self.rows["bad"]
-        self.rows["height"][new], self.rows["width"][new] = manifest.sizes[new].T
-        self.rows["plain"][new] = manifest.plain[new]
-        self.rows["format"][new], self.rows["level"][new] = b"packed", _QUICK
-
-    def set(self, row: int, info: ImageInfo, level: int) -> None:
-        self.rows[row] = (
-            self.rows[row]["stamp"],
-            info.height,
-            info.width,
-            info.format.encode()[:8],
-            info.plain,
-            bool(info.reason),
-            level if info.permanent else 0,
-        )
-        if info.reason:
-            self.reasons[row] = info.reason
+def _at(rows: Rows, indices: np.ndarray) -> np.ndarray:
+    """The rows of these images."""
+    return indices if isinstance(rows, slice) else rows[indices]
 
 
 # --- reports ---
 
 
-def _write_bad_list(file: Path, images: ImageSet, bad: Mapping[int, str]) -> Path | None:
+def _write_bad_list(images: ImageSet, bad: Mapping[int, str]) -> Path | None:
     """Write the bad images to a text file next to the cache file, if possible."""
-    path = file.with_suffix(".bad.txt")
+    path = cache_file(images.name).with_suffix(".bad.txt")
     try:
         if not bad:
             path.unlink(missing_ok=True)
@@ -282,15 +204,19 @@ def _percent(share: float) -> str:
     return f"{100 * share:.3g}%"
 
 
-# --- threads ---
+# --- threads and progress ---
 
 
 def _in_chunks(
-    pool: ThreadPoolExecutor, work: Callable, indices: Sequence[int], size: int, title: str
+    pool: ThreadPoolExecutor, work: Callable, indices: np.ndarray, size: int, title: str
 ) -> Iterator[tuple]:
     """(chunk of the indices, result of work for it), in order."""
-    chunks = [indices[start : start + size] for start in range(0, len(indices), size)]
+    running: deque[tuple[np.ndarray, Future]] = deque()
     with progress_bar(title, len(indices)) as advance:
-        for chunk, result in zip(chunks, pool.map(work, chunks), strict=True):
-            yield chunk, result
-            advance(len(chunk))
+        for start in range(0, len(indices) + _CHUNKS_IN_FLIGHT * size, size):
+            if len(chunk := indices[start : start + size]):
+                running.append((chunk, pool.submit(work, chunk)))
+            if running and start >= _CHUNKS_IN_FLIGHT * size:
+                chunk, future = running.popleft()
+                yield chunk, future.result()
+                advance(len(chunk))

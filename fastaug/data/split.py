@@ -33,7 +33,11 @@ def split_training(
         )
     if train_images:
         rest = rest[_evenly(images.labels[rest], train_images)]
-    if len(missing := np.setdiff1d(images.labels, images.labels[rest])):
+    counts, left = (
+        np.bincount(labels, minlength=len(images.classes))
+        for labels in (images.labels, images.labels[rest])
+    )
+    if len(missing := np.flatnonzero((counts > 0) & (left == 0))):
         raise ConfigError(
             f"--train-images {train_images:,} leaves no image of class "
             f"{images.classes[missing[0]]} to train on; give at least one image per class"
@@ -57,8 +61,7 @@ def held_out(labels: np.ndarray, share: float) -> np.ndarray:
     """
     out = np.zeros(len(labels), bool)
     if share:
-        for label in np.unique(labels):
-            members = np.flatnonzero(labels == label)
+        for members in _by_class(labels):
             last = len(members) - 1
             count = min(max(1, math.ceil(len(members) * share - 0.5 - 1e-9)), last)
             places = np.floor(np.arange(1, count + 1) / share + 1e-9).astype(int) - 1
@@ -69,7 +72,12 @@ def held_out(labels: np.ndarray, share: float) -> np.ndarray:
 def _evenly(labels: np.ndarray, count: int) -> np.ndarray:
     """Indices of the first images of each class, `count` in all, spread evenly over the classes."""
     turn = np.zeros(len(labels), np.int64)
-    for label in np.unique(labels):
-        members = labels == label
-        turn[members] = np.arange(members.sum())
+    for members in _by_class(labels):
+        turn[members] = np.arange(len(members))
     return np.sort(np.lexsort((labels, turn))[:count])
+
+
+def _by_class(labels: np.ndarray) -> list[np.ndarray]:
+    """The indices of the images of each class that has any, ascending."""
+    order = np.argsort(labels, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(labels[order])) + 1) if len(labels) else []

@@ -9,14 +9,20 @@ import errno
 import hashlib
 import os
 import stat
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from fastaug.errors import DataError
+
+SETTLED_AFTER_NS = 2_000_000_000
+"""Age of a modification time before it is trusted: a later change has another one, even on file
+systems that count in steps of 2 s."""
+_FINGERPRINT_BLOCK = 1 << 16
 
 
 class Digest(Protocol):
@@ -47,13 +53,26 @@ class Storage(Protocol):
         """This storage, or one that reads single images fast; a DataError if there is none."""
 
 
+@runtime_checkable
+class HasSnapshot(Protocol):
+    """A storage that knows whether its images have changed without a look at each of them."""
+
+    @property
+    def snapshot(self) -> str:
+        """Changes when an image is added, removed or replaced; empty if that is not known."""
+
+
 class Files:
     """One file per image. The names are in one buffer: a million paths as objects take 300 MB."""
 
-    def __init__(self, folder: str, names: np.ndarray, ends: np.ndarray) -> None:
+    def __init__(
+        self, folder: str, names: np.ndarray, ends: np.ndarray, snapshot: str = ""
+    ) -> None:
         """names: [bytes] uint8, file names below the folder, one after the other.
-        ends: [N] int64, where each name ends."""
+        ends: [N] int64, where each name ends.
+        snapshot: see HasSnapshot."""
         self.folder, self._names, self._ends = folder, names, ends
+        self.snapshot = snapshot
 
     @classmethod
     def of(cls, paths: Iterable[Path | str], folder: Path | str = "") -> Files:
@@ -89,8 +108,11 @@ class Files:
         return np.fromiter(map(_file_stamp, paths), np.uint64, len(indices))
 
     def update_fingerprint(self, digest: Digest) -> None:
-        for index in range(len(self)):
-            digest.update(os.fsencode("/".join(Path(self.name(index)).parts[-2:]) + "\n"))
+        """From the names of the files and of their folders."""
+        for first in range(0, len(self), _FINGERPRINT_BLOCK):
+            ends = self._ends[first : first + _FINGERPRINT_BLOCK]
+            begin = int(self._ends[first - 1]) if first else 0
+            digest.update(_last_parts(self._names[begin : ends[-1]], ends - begin))
 
     def for_random_access(self) -> Files:
         return self
@@ -133,6 +155,22 @@ class Spans:
 
     def where(self, index: int) -> str:
         return f"{self.shards[self.shard[index]]}, image at byte {self.offset[index]}"
+
+    @property
+    def snapshot(self) -> str:
+        digest = hashlib.sha256()
+        trusted_before = time.time_ns() - SETTLED_AFTER_NS
+        for shard in self.shards:
+            try:
+                status = shard.stat()
+            except OSError:
+                return ""
+            if status.st_mtime_ns >= trusted_before:
+                return ""
+            state = f"{shard.absolute()}\0{status.st_size}\0{status.st_mtime_ns}\n"
+            digest.update(os.fsencode(state))
+        self.update_fingerprint(digest)
+        return digest.hexdigest()
 
     def stamps(self, indices: np.ndarray) -> np.ndarray:
         here = os.getcwd()
@@ -182,6 +220,30 @@ class Subset:
 
     def for_random_access(self) -> Subset:
         return Subset(self.base.for_random_access(), self.positions)
+
+
+def snapshot_of(storage: Storage) -> str:
+    """See HasSnapshot; empty for other storages."""
+    return storage.snapshot if isinstance(storage, HasSnapshot) else ""
+
+
+def _last_parts(names: np.ndarray, ends: np.ndarray) -> bytes:
+    """The last two parts of each path, and a newline after each.
+
+    names: [bytes] uint8, paths one after the other. ends: [N] int64, where each ends.
+    """
+    starts = np.concatenate([[0], ends[:-1]])
+    (slashes,) = np.nonzero(names == ord("/"))
+    slashes = np.concatenate([[-1, -1], slashes])
+    second_last = slashes[np.searchsorted(slashes, ends) - 2]
+    kept_from = np.maximum(starts, second_last + 1)
+    if (kept_from > starts).any():
+        change = np.zeros(len(names) + 1, np.int8)
+        np.add.at(change, starts, -1)
+        np.add.at(change, kept_from, 1)
+        names = names[np.cumsum(change[:-1], dtype=np.int8) == 0]
+        ends = np.cumsum(ends - kept_from)
+    return np.insert(names, ends, ord("\n")).tobytes()
 
 
 def _ends_of_range(

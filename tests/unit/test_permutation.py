@@ -11,30 +11,7 @@ from scipy import stats
 from fastaug.data.permutation import permuted
 from fastaug.views.philox import ORDER, philox
 
-SIZES = [
-    1,
-    2,
-    3,
-    4,
-    5,
-    7,
-    8,
-    9,
-    31,
-    32,
-    33,
-    63,
-    64,
-    65,
-    97,
-    127,
-    128,
-    129,
-    1000,
-    4095,
-    4097,
-    65_537,
-]
+SIZES = [1, 2, 3, 4, 5, 7, 8, 9, 31, 32, 33, 63, 64, 65, 97, 127, 128, 129, 1000, 65_537]
 
 
 def whole(n: int, epoch: int = 0, seed: int = 0) -> np.ndarray:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import json
 import logging
 import os
 import warnings
@@ -21,6 +22,7 @@ from PIL import Image
 from fastaug.data import progress
 from fastaug.data import scan as manifest
 from fastaug.data import scan_image as image_scan
+from fastaug.data.array_cache import map_arrays, store_mapped
 from fastaug.data.image_set import ImageSet
 from fastaug.data.scan import mark_bad, scan_and_check, scan_set, stamp_of
 from fastaug.data.storage import Files, Spans
@@ -144,21 +146,26 @@ class TestMemory:
     ) -> None:
         images = image_set(tmp_path / "set", self.contents)
         scan_set(images)
-        (file,) = cache.glob("*.npz")
+        (file,) = cache.glob("*.scan")
         file.write_bytes(file.read_bytes()[:-100] if damage is None else damage)
         scanned.clear()
         assert list(scan_set(images).manifest.bad) == [2]
         assert len(scanned) == 5
 
-    @pytest.mark.parametrize("what", ["rows", "reasons"])
+    @pytest.mark.parametrize("what", ["stamp", "size", "bad", "reasons", "formats"])
     def test_another_layout_of_the_memory(self, what: str, tmp_path: Path, cache: Path) -> None:
         images = image_set(tmp_path / "set", self.contents)
         scan_set(images)
-        (file,) = cache.glob("*.npz")
-        with np.load(file) as stored:
-            arrays = dict(stored)
-        for wrong in (np.zeros(3), arrays[what][:0], np.zeros((5, 5), arrays[what].dtype)):
-            np.savez(file, **(arrays | {what: wrong}))
+        (file,) = cache.glob("*.scan")
+        about = json.loads(file.read_bytes().split(b"\n")[0][9:])["about"]
+        stored = map_arrays(file, about["file"])
+        assert stored is not None
+        kind = stored.arrays[what].dtype
+        for wrong in (np.zeros(3), stored.arrays[what][:0], np.zeros((5, 5), kind), None):
+            arrays = stored.arrays | {what: wrong}
+            kept = {name: array for name, array in arrays.items() if array is not None}
+            facts = {name: fact for name, fact in about.items() if name != "file"}
+            assert store_mapped(file, about["file"], kept, **facts)
             assert list(scan_set(images).manifest.bad) == [2]
 
     def test_a_cache_that_cannot_be_written(

@@ -10,6 +10,7 @@ import numpy as np
 
 from fastaug.data.config import DataConfig
 from fastaug.data.image_set import IMAGE_SUFFIXES, ImageSet, Split
+from fastaug.data.readers.folder_index import index_class_folders, is_image
 from fastaug.data.storage import Files
 from fastaug.errors import DataError
 
@@ -53,22 +54,17 @@ def open_class_folders(folder: Path) -> ImageSet:
             f"{folder}: has no class folders (one folder of images for each class) and no shards "
             "(.tar, .tfrecord, .rec)"
         )
-    names: list[str] = []
-    counts = []
-    for name in classes:
-        found = sorted(_images_below(folder, name))
-        names += found
-        counts.append(len(found))
-    if not names:
+    index = index_class_folders(folder, classes)
+    if not len(index.labels):
         kinds = ", ".join(sorted(IMAGE_SUFFIXES))
         raise DataError(f"{folder}: the class folders have no images ({kinds})")
-    labels = np.repeat(np.arange(len(classes)), counts)
-    return ImageSet(str(folder), tuple(classes), labels, Files.of(names, folder))
+    storage = Files(str(folder), index.names, index.ends, index.snapshot)
+    return ImageSet(str(folder), tuple(classes), index.labels, storage)
 
 
 def open_flat(root: Path) -> ImageSet | None:
     """The images directly in a folder, as one class; None if it has none, or has splits."""
-    names = sorted(name for name in os.listdir(root) if _is_image(name))
+    names = sorted(name for name in os.listdir(root) if is_image(name))
     if not names or any((root / name).is_dir() for name in (_TRAIN, *TEST_FOLDERS)):
         return None
     labels = np.zeros(len(names), np.int64)
@@ -95,20 +91,3 @@ def _visible_folders(folder: Path) -> Iterator[str]:
     """Hidden folders are those of tools, such as .ipynb_checkpoints."""
     with os.scandir(folder) as entries:
         yield from (e.name for e in entries if not e.name.startswith(".") and e.is_dir())
-
-
-def _images_below(folder: Path, below: str) -> Iterator[str]:
-    """Names of the images in folder/below at any depth, from `folder` on, except hidden ones."""
-    with os.scandir(folder / below) as entries:
-        for entry in entries:
-            name = f"{below}/{entry.name}"
-            if entry.name.startswith("."):
-                continue
-            if entry.is_dir(follow_symlinks=False):
-                yield from _images_below(folder, name)
-            elif _is_image(entry.name):
-                yield name
-
-
-def _is_image(name: str) -> bool:
-    return os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES and not name.startswith(".")
