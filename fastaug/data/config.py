@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from fastaug.errors import ConfigError
 from fastaug.settings import Settings, setting
 from fastaug.urls import is_url, parse_url
 
@@ -51,5 +52,7 @@ class DataConfig(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not isinstance(self.data, str):
+            raise ConfigError(f"--data must be text, got {self.data!r}")
         if is_url(self.data):
             parse_url(self.data)  # before it is stored anywhere: it must not hold credentials
