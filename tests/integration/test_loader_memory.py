@@ -223,7 +223,7 @@ for settings in ({{"loader": "torch", "workers": 1}}, {{"loader": "dali"}}):
     for line in done.stdout.splitlines():
         held, freed, after = map(float, line.split())
         assert held > 11 * 25, line
-        assert freed < 7 * 25, line
+        assert freed < 9 * 25, line  # those of the pool and of the prefetched batches
         assert after < 1.5 * 25, line
 
 
