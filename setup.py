@@ -24,8 +24,9 @@ setup(
     python_requires=">=3.11",
     packages=[
         *("fastaug", "fastaug.engine", "fastaug.runs", "fastaug.runtime", "fastaug.data"),
-        *("fastaug.data.readers", "fastaug.data.remote", "fastaug.views", "fastaug.kernels"),
-        *("fastaug.toolchain", "fastaug.models", "fastaug.exporters", "fastaug.experiments"),
+        *("fastaug.data.packing", "fastaug.data.readers", "fastaug.data.remote"),
+        *("fastaug.views", "fastaug.kernels", "fastaug.toolchain", "fastaug.models"),
+        *("fastaug.exporters", "fastaug.experiments"),
         *("fastaug.diagnostics", "fastaug.diagnostics.gpu_report"),
         # Folders beside fastaug/ in the tree. cuda/ holds sources only, and no __init__.py: with
         # one it would hide NVIDIA's package of that name from whoever starts Python here.

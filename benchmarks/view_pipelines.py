@@ -39,6 +39,7 @@ from fastaug.normalization import pixel_statistics
 from fastaug.pipelines.dali_views import OperatorViews, normalized_views, plan_inputs, plan_sources
 from fastaug.pipelines.decoder import Chunk, decode_pipeline
 from fastaug.pipelines.fused_views import FusedViews
+from fastaug.views.buffer_pool import BufferPool
 from fastaug.views.config import ViewConfig
 from fastaug.views.engine import fused_engine
 from fastaug.views.philox import TRAIN_VIEWS
@@ -106,7 +107,8 @@ def measure(images: ImageSet, view: ViewConfig, threads: int, batches: int) -> d
 
 
 def fused(images: ImageSet, view: ViewConfig, threads: int) -> Form:
-    return _decode_then(FusedViews(fused_engine(CPU), images, view, threads, CPU), images, threads)
+    viewer = FusedViews(fused_engine(CPU), images, view, threads, CPU, BufferPool(keep=1))
+    return _decode_then(viewer, images, threads)
 
 
 def wide(images: ImageSet, view: ViewConfig, threads: int) -> Form:
