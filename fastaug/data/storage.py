@@ -89,9 +89,6 @@ class Files:
         start = int(self._ends[index - 1]) if index else 0
         return os.fsdecode(self._names[start : int(self._ends[index])].tobytes())
 
-    def path(self, index: int) -> Path:
-        return Path(self.where(index))
-
     def where(self, index: int) -> str:
         return os.path.join(self.folder, self.name(index))
 
