@@ -240,11 +240,11 @@ def test_memory_is_what_the_batches_add(clock: Clock, monkeypatch: pytest.Monkey
 
 
 def test_what_a_worker_uses_counts() -> None:
-    """A child that burns CPU time and holds 64 MiB, as a loader's worker."""
+    """A child that burns CPU time and holds 256 MiB, as a loader's worker."""
     import multiprocessing
 
     def work(ready: object) -> None:
-        held = bytearray(b"x") * (64 << 20)
+        held = bytearray(b"x") * (256 << 20)
         while timing.time.process_time() < 0.3:
             pass
         ready.wait()
@@ -258,7 +258,8 @@ def test_what_a_worker_uses_counts() -> None:
     ready.wait()
     try:
         assert timing.cpu_seconds() - cpu > 0.25
-        assert 60 < (timing.host_memory() - memory) / 2**20 < 90
+        # What this process shares with others, such as libraries, changes with them.
+        assert 200 < (timing.host_memory() - memory) / 2**20 < 320
     finally:
         ready.wait()
         child.join()
