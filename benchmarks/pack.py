@@ -40,7 +40,6 @@ from fastaug.data.sources import DataSource
 from fastaug.diagnostics.photos import photo_folder
 from fastaug.errors import ConfigError
 from fastaug.runtime.cores import core_count
-from fastaug.runtime.device import keep_freed_memory
 
 MOSAIC, TILE = 4, (1000, 750)
 """Photographs per side of a 12-megapixel picture, and the size of each in it."""
@@ -84,7 +83,6 @@ def main(args: Sequence[str]) -> int:
     photos = sorted(p for p in folder.rglob("*") if p.suffix.lower() in (".jpg", ".jpeg"))
     if len(photos) < 2:
         raise ConfigError(f"--photos {folder}: need at least 2 JPEGs, found {len(photos)}")
-    keep_freed_memory(CPU)
     with tempfile.TemporaryDirectory(prefix="fastaug-pack-") as work:
         for name, make in {"photos": copy_photos, "12 megapixels": make_large}.items():
             source = Path(work) / name / "source"
@@ -134,7 +132,7 @@ def measure(name: str, source: Path, options: Options) -> None:
     streams: dict[tuple[str, str], Stream] = {}
     images_per_batch: dict[str, int] = {}
     for when, images in sets.items():
-        config = _config(options, max(options.views))
+        config = _config(options, min(options.views))
         images_per_batch["decode"] = config.images_per_step
         streams["decode", when] = decode_only(images, config, CPU, "dali")
         for views in options.views:
