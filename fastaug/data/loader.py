@@ -224,10 +224,10 @@ class _Pass:
         """end: the epoch after the last one."""
         self._images, self._end, self._process = loader.images, end, os.getpid()
         self._keys: deque[BatchKey] = deque()
-        """Of the batches that are being made."""
+        """Keys of the batches that are being made."""
         self._made: list[ViewBatch] = []
         self.key: BatchKey | None = None
-        """Of the last batch that was made."""
+        """Key of the last batch that was made."""
         later = map(partial(loader._sampler.batches, loader.images), range(loader.epoch + 1, end))
         keys = chain(loader.batches(), chain.from_iterable(later))
         self._batches = loader._pass(_recorded(keys, self._keys))

@@ -48,7 +48,7 @@ def training(per_class: int = 6) -> list[Sample]:
 
 
 def validation(count: int = 6) -> list[Sample]:
-    """Of all classes in turn, beginning with the last."""
+    """Images of all classes in turn, beginning with the last."""
     wnids = list(WORDS)
     return [
         Sample(f"ILSVRC2012_val_{i:08}.JPEG", wnids[-i % 3], jpeg(-i % 3, 100 + i))

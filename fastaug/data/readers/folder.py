@@ -11,6 +11,7 @@ import numpy as np
 from fastaug.data.config import DataConfig
 from fastaug.data.image_set import IMAGE_SUFFIXES, ImageSet, Split
 from fastaug.data.readers.folder_index import index_class_folders, is_image
+from fastaug.data.readers.splits import SPLIT_WORDS
 from fastaug.data.storage import Files
 from fastaug.errors import DataError
 
@@ -27,9 +28,6 @@ LAYOUT: tuple[tuple[str, str], ...] = (
         "(`--validation` sets the share)",
     ),
 )
-_TRAIN = "train"
-TEST_FOLDERS = ("val", "valid", "validation", "test")
-"""The first one that exists. "test" comes last: ImageNet's has no labels."""
 
 
 def matches(path: Path) -> bool:
@@ -48,7 +46,7 @@ def open_split(root: Path, split: Split, _config: DataConfig) -> ImageSet:
 
 def open_class_folders(folder: Path) -> ImageSet:
     """The images in CLASS/**."""
-    classes = sorted(_visible_folders(folder))
+    classes = sorted(visible_folders(folder))
     if not classes:
         raise DataError(
             f"{folder}: has no class folders (one folder of images for each class) and no shards "
@@ -65,20 +63,21 @@ def open_class_folders(folder: Path) -> ImageSet:
 def open_flat(root: Path) -> ImageSet | None:
     """The images directly in a folder, as one class; None if it has none, or has splits."""
     names = sorted(name for name in os.listdir(root) if is_image(name))
-    if not names or any((root / name).is_dir() for name in (_TRAIN, *TEST_FOLDERS)):
+    splits = (*SPLIT_WORDS["train"], *SPLIT_WORDS["test"])
+    if not names or any((root / name).is_dir() for name in splits):
         return None
     labels = np.zeros(len(names), np.int64)
     return ImageSet(str(root), (root.absolute().name,), labels, Files.of(names, root))
 
 
 def _test_folder(root: Path) -> Path | None:
-    return next((root / name for name in TEST_FOLDERS if (root / name).is_dir()), None)
+    return next((root / name for name in SPLIT_WORDS["test"] if (root / name).is_dir()), None)
 
 
 def _training_folder(root: Path) -> Path:
     """train/, or the folder itself if it has no splits."""
-    if (root / _TRAIN).is_dir():
-        return root / _TRAIN
+    if (root / "train").is_dir():
+        return root / "train"
     if (test := _test_folder(root)) is not None:
         raise DataError(
             f"{root}: has {test.name}/, but no train/; put class folders or shards (.tar, "
@@ -87,7 +86,7 @@ def _training_folder(root: Path) -> Path:
     return root
 
 
-def _visible_folders(folder: Path) -> Iterator[str]:
-    """Hidden folders are those of tools, such as .ipynb_checkpoints."""
+def visible_folders(folder: Path) -> Iterator[str]:
+    """Names of the folders in a folder. Hidden ones are those of tools: .ipynb_checkpoints."""
     with os.scandir(folder) as entries:
         yield from (e.name for e in entries if not e.name.startswith(".") and e.is_dir())

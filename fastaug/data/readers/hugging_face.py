@@ -160,7 +160,7 @@ class _Rows:
     files: tuple[Path, ...]
     counts: tuple[int, ...]
     schema: pa.Schema
-    """Of the first file."""
+    """Columns and types of the first file."""
     features: dict[str, dict[str, Any]]
     """Column -> its type, as the data set has it."""
     tables: list[pa.Table] | None

@@ -16,8 +16,9 @@ from pathlib import Path
 import numpy as np
 
 from fastaug.data.config import DataConfig
-from fastaug.data.image_set import IMAGE_SUFFIXES, ImageSet, Split
+from fastaug.data.image_set import ImageSet, Split
 from fastaug.data.readers.folder import open_class_folders
+from fastaug.data.readers.folder_index import is_image
 from fastaug.data.readers.imagenet_labels import (
     DEVKIT,
     MAPPING,
@@ -155,16 +156,12 @@ def _open_val(folder: Path) -> ImageSet:
         return _label(folder, tar, *_index((tar,), _read_validation_tar))
     if not _is_flat_val(val):
         return open_class_folders(val)
-    names = sorted(name for name in os.listdir(val) if _is_image(name))
+    names = sorted(name for name in os.listdir(val) if is_image(name))
     found = [image_number(name) for name in names]
     if None in found:
         odd = [name for name, number in zip(names, found, strict=True) if number is None]
         raise DataError(f"{val}: {few(odd)} must be named like ILSVRC2012_val_00000001.JPEG")
     return _label(folder, val, np.array(found, np.int64), Files.of(names, val))
-
-
-def _is_image(name: str) -> bool:
-    return os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES and not name.startswith(".")
 
 
 def _label(folder: Path, place: Path, numbers: np.ndarray, storage: Storage) -> ImageSet:
@@ -236,6 +233,6 @@ def _read_validation_tar(shard: Shard) -> Iterator[Record]:
 
 def _images_in(shard: Shard, members: Iterator[Member]) -> Iterator[Member]:
     for member in members:
-        if not _is_image(member.name.rpartition("/")[2]):
+        if not is_image(member.name.rpartition("/")[2]):
             raise shard.invalid(member.offset, f"{member.name!r} is not an image")
         yield member

@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 
 from fastaug.data.image_set import Split
-from fastaug.data.readers.folder import TEST_FOLDERS
 
-SPLIT_WORDS: dict[Split, tuple[str, ...]] = {"train": ("train",), "test": TEST_FOLDERS}
+SPLIT_WORDS: dict[Split, tuple[str, ...]] = {
+    "train": ("train",),
+    "test": ("val", "valid", "validation", "test"),
+}
+"""The first one that exists. "test" comes last: ImageNet's has no labels."""
 _WORDS = "|".join(word for words in SPLIT_WORDS.values() for word in words)
 
 

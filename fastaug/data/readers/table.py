@@ -24,6 +24,7 @@ from fastaug.data.readers.columns import (
     sort_classes,
     usual_column,
 )
+from fastaug.data.readers.folder import visible_folders
 from fastaug.data.readers.splits import SPLIT_WORDS, split_word
 from fastaug.data.storage import Files
 from fastaug.errors import DataError, few
@@ -297,7 +298,7 @@ def _locate(file: Path, names: Sequence[str], split: Split, line: int) -> tuple[
 
 def _places(folder: Path) -> Iterator[_Place]:
     """The folder and the image folders in it, each without and with suffixes."""
-    folders = [folder, *(folder / name for name in _visible_folders(folder))]
+    folders = [folder, *(folder / name for name in visible_folders(folder))]
     suffixes = ("", *sorted(IMAGE_SUFFIXES), *(suffix.upper() for suffix in sorted(IMAGE_SUFFIXES)))
     for inside in folders:
         if inside == folder or _IMAGE_FOLDER.fullmatch(inside.name.lower()):
@@ -313,7 +314,7 @@ def _tables_in(root: Path) -> dict[Split, Path]:
     None, if the folder has class folders, or if it is not clear which file has the images.
     """
     inside = root / "train" if (root / "train").is_dir() else root
-    if any(not _IMAGE_FOLDER.fullmatch(name.lower()) for name in _visible_folders(inside)):
+    if any(not _IMAGE_FOLDER.fullmatch(name.lower()) for name in visible_folders(inside)):
         return {}
     names = (name for name in os.listdir(root) if not name.startswith("."))
     files = sorted(root / name for name in names if Path(name).suffix.lower() in _SUFFIXES)
@@ -339,8 +340,3 @@ def _image_table(file: Path) -> _Table | None:
     except (DataError, IndexError):
         return None
     return table if rows and all(row[table.label] for _, row in rows) else None
-
-
-def _visible_folders(folder: Path) -> Iterator[str]:
-    with os.scandir(folder) as entries:
-        yield from (e.name for e in entries if not e.name.startswith(".") and e.is_dir())

@@ -23,9 +23,9 @@ RETRIES = 8
 _FIRST_PAUSE = 0.1
 _CONNECT_TIMEOUT = timedelta(seconds=5)
 _READ_TIMEOUT = timedelta(seconds=15)
-"""Without a byte from the server."""
+"""Longest wait for the next byte from the server."""
 _TIMEOUT = timedelta(seconds=90)
-"""Of a whole request: one image, or one part of an object."""
+"""For a whole request: one image, or one part of an object."""
 _PART = 8 << 20
 """Bytes of one request for a large object."""
 
