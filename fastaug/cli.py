@@ -40,6 +40,9 @@ _REWORDED = {
     ),
     r"Missing value for argument '(\S+)'. Expected 1 values": r"\1 needs a value",
     r"Missing value for argument '(\S+)'. Expected (\d+) values": r"\1 needs \2 values",
+    r"invalid choice 'warmup-cosine' for argument '--schedule'.*": (
+        "--schedule warmup-cosine is now --schedule cosine --warmup-epochs N; N was 5 unless given"
+    ),
     r"invalid choice ('.*') for argument '(\S+)'. Expected one of \((.*)\)": (
         r"\2 cannot be \1: one of \3"
     ),
