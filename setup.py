@@ -11,6 +11,8 @@ VERSION = re.search(r'__version__ = "(.+)"', (ROOT / "fastaug/__init__.py").read
 EXPORT = ["onnx", "onnxscript", "onnxruntime"]
 # fastaug.sweep; fastaug.figures; fastaug.report. Before 4.9 Optuna names its retries differently.
 PAPER = ["optuna>=4.9", "matplotlib", "jinja2"]
+# examples/ of other people's training loops
+INTEGRATIONS = ["accelerate", "lightning", "transformers>=5"]
 # make docs
 DOCS = ["mkdocs", "mkdocs-material"]
 
@@ -59,8 +61,10 @@ setup(
         "export": EXPORT,
         "paper": PAPER,
         "docs": DOCS,
+        "integrations": INTEGRATIONS,
         "dev": [
             *EXPORT,
+            *INTEGRATIONS,
             *DOCS,
             *PAPER,  # matplotlib also draws the plots of benchmarks/
             "build",
