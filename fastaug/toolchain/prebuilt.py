@@ -89,9 +89,14 @@ def compiles_for_this_cpu() -> bool:
     return os.environ.get(NATIVE_VARIABLE, "") not in ("", "0")
 
 
+def is_used() -> bool:
+    """True if the kernels of this CPU are prebuilt ones."""
+    return all(find_library(source) for source in SOURCES)
+
+
 def find_library(source: str) -> Path | None:
-    """The prebuilt library of a source for this CPU; None if there is none."""
-    level = level_of_this_cpu()
+    """The prebuilt library of a source for this CPU; None if it has to be compiled."""
+    level = None if compiles_for_this_cpu() else level_of_this_cpu()
     file = FOLDER / library_name(source, level) if level else None
     return file if file and file.is_file() else None
 
