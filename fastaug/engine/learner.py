@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import math
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -37,8 +38,14 @@ class Learner:
     """
 
     def __init__(
-        self, config: TrainConfig, classes: int, device: torch.device, group: Group | None = None
+        self,
+        config: TrainConfig,
+        classes: int,
+        device: torch.device,
+        group: Group | None = None,
+        initialize: Callable[[nn.Module], object] | None = None,
     ) -> None:
+        """initialize: called with the new network, to load weights into it, on every rank."""
         self.config = config
         self.device = device
         self.group = group or Group()
@@ -52,7 +59,10 @@ class Learner:
                 average=config.loss.average,
             )
         )
-        self.model = build_configured_model(config.model, classes, config.view.size).to(device)
+        self.model = build_configured_model(config.model, classes, config.view.size)
+        if initialize is not None:
+            initialize(self.model)
+        self.model.to(device)
         if config.model.batch_norm == "sync":
             synchronize_batch_norm(self.model, config.model.model, self.group)
         self._ranks = _over_ranks(self.model, device, self.group) if self.group.ranks > 1 else None
