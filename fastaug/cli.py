@@ -27,6 +27,7 @@ from fastaug.settings import Settings, field_help, flag, switch, typed
 if TYPE_CHECKING:
     from tyro.constructors import PrimitiveConstructorSpec, PrimitiveTypeInfo
 
+log = logging.getLogger("fastaug")
 Config = TypeVar("Config")
 Training = TypeVar("Training", bound=TrainConfig)
 
@@ -129,14 +130,41 @@ def parse_training(
     prog: str,
     default: Training,
     switches: Mapping[str, str] | None = None,
+    follow_weights: bool = False,
 ) -> Training:
     """Parse the flags of fastaug.train, grouped by component, and --dali.
 
     switches: flag -> help of further flags that the command handles before it parses.
+    follow_weights: the settings with which --weights or --pretrained were trained are defaults.
     """
+    from fastaug.runs.initial_weights import settings_of_weights
+
+    if peek(args, "weights")["weights"]:  # a recipe's --pretrained gives way to --weights
+        default = default.replace(pretrained=False)
+    config = _parse_training(kind, args, prog, default, switches or {})
+    found = settings_of_weights(config) if follow_weights else {}
+    if not found:
+        return config
+    config = _parse_training(kind, args, prog, default.replace(**found), switches or {})
+    followed = {name: value for name, value in found.items() if config.get(name) == value}
+    log.info("from the weights: %s", " ".join(_as_typed(*item) for item in followed.items()))
+    return config
+
+
+def _as_typed(name: str, value: Any) -> str:
+    return switch(name, value) if isinstance(value, bool) else f"{flag(name)} {typed(value)}"
+
+
+def _parse_training(
+    kind: type[Training],
+    args: Sequence[str],
+    prog: str,
+    default: Training,
+    switches: Mapping[str, str],
+) -> Training:
     from tyro.conf import arg
 
-    first = {"dali": "short for --loader dali", **(switches or {})}
+    first = {"dali": "short for --loader dali", **switches}
     flags = make_dataclass(
         kind.__name__,
         [

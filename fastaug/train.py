@@ -65,6 +65,7 @@ def configure(args: Sequence[str], group: Group | None = None) -> tuple[TrainCon
         prog="python -m fastaug.train",
         default=default,
         switches={"list_recipes": "list the recipes that --recipe takes, and exit"},
+        follow_weights=checkpoint is None,
     )
     if (
         checkpoint is not None
@@ -84,7 +85,8 @@ def configure(args: Sequence[str], group: Group | None = None) -> tuple[TrainCon
     with torch.device("meta"):  # checks the model's name and options, and what is frozen
         freeze(build_configured_model(config.model, 2, config.view.size), config.optim.freeze)
     data = absolute_data(config.data.data)
-    return config.replace(data=data, out=str(folder)), checkpoint
+    weights = config.model.weights and str(Path(config.model.weights).expanduser().absolute())
+    return config.replace(data=data, weights=weights, out=str(folder)), checkpoint
 
 
 def _say(text: str) -> None:

@@ -6,12 +6,12 @@ launch them than the GPU to run them. A replayed graph has none of these launche
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fastaug.config import TrainConfig
 from fastaug.engine.learner import Learner
@@ -41,7 +41,12 @@ class GraphedLearner(Learner):
     """
 
     def __init__(
-        self, config: TrainConfig, classes: int, device: torch.device, group: Group | None = None
+        self,
+        config: TrainConfig,
+        classes: int,
+        device: torch.device,
+        group: Group | None = None,
+        initialize: Callable[[nn.Module], object] | None = None,
     ) -> None:
         if device.type != "cuda":
             raise ConfigError(f"--cuda-graph needs a GPU, got --device {device}; omit it")
@@ -49,7 +54,7 @@ class GraphedLearner(Learner):
             raise ConfigError(
                 f"--cuda-graph needs a single rank, got {group.ranks}; omit it, or use one GPU"
             )
-        super().__init__(config, classes, device, group)
+        super().__init__(config, classes, device, group, initialize)
         for own in self.optimizer.param_groups:
             if "capturable" in own:  # adam and adamw
                 own["capturable"] = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import math
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -39,8 +40,14 @@ class Learner:
     """
 
     def __init__(
-        self, config: TrainConfig, classes: int, device: torch.device, group: Group | None = None
+        self,
+        config: TrainConfig,
+        classes: int,
+        device: torch.device,
+        group: Group | None = None,
+        initialize: Callable[[nn.Module], object] | None = None,
     ) -> None:
+        """initialize: called with the new network, to load weights into it, on every rank."""
         self.config = config
         self.device = device
         self.group = group or Group()
@@ -54,7 +61,10 @@ class Learner:
                 average=config.loss.average,
             )
         )
-        self.model = build_configured_model(config.model, classes, config.view.size).to(device)
+        self.model = build_configured_model(config.model, classes, config.view.size)
+        if initialize is not None:
+            initialize(self.model)
+        self.model.to(device)
         if config.model.batch_norm == "sync":
             synchronize_batch_norm(self.model, config.model.model, self.group)
         self.frozen = freeze(self.model, config.optim.freeze)

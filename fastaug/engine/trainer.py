@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fastaug.config import TrainConfig
 from fastaug.data.image_set import ImageSet
@@ -25,6 +25,7 @@ from fastaug.errors import DataError, FastaugError, first_line
 from fastaug.runs.checkpoint import check_continuable, load_checkpoint
 from fastaug.runs.console import RunConsole, announcement
 from fastaug.runs.folder import RunFolder
+from fastaug.runs.initial_weights import read_initial_weights
 from fastaug.runs.picture import draw_views
 from fastaug.runtime.arithmetic import arithmetic_in_force, set_arithmetic
 from fastaug.runtime.device import (
@@ -57,6 +58,10 @@ class Trainer:
         keep_freed_memory(self.device)
         if config.run.compile != "off":
             check_compiler(self.device)
+        # Read before the images are scanned: a mistake in it ends the run at once.
+        self._initial = None
+        if checkpoint is None:
+            self._initial = group.from_first(lambda: read_initial_weights(config))
         self.train_images, *measured = group.in_turn(lambda: self._image_sets())
         train = self.train_images
         self.evaluations = [Evaluation(i, config, self.device, group) for i in measured]
@@ -64,7 +69,9 @@ class Trainer:
         after each epoch and chooses best.pt."""
         torch.manual_seed(config.run.seed)
         learner = GraphedLearner if config.run.cuda_graph else Learner
-        self.learner = learner(config, len(train.classes), self.device, group)
+        self.learner = learner(
+            config, len(train.classes), self.device, group, self._load_initial_weights
+        )
         self.loader = group.in_turn(
             lambda: build_loader(config, train, rank=group.rank, ranks=group.ranks)
         )
@@ -117,6 +124,14 @@ class Trainer:
         sets = [train, test] if held_out is None else [train, held_out, test]
         return [scan_configured(self.config.data, images) for images in sets]
 
+    def _load_initial_weights(self, model: nn.Module) -> None:
+        self._weights_report: list[str] = []
+        if self._initial is not None:
+            self._weights_report = self._initial.load_into(
+                model, self.config.model.model, self.train_images.classes
+            )
+        self._initial = None  # the network has them now
+
     @property
     def last_step(self) -> int:
         """Where this run stops: the end of the schedule, or --max-steps."""
@@ -144,6 +159,8 @@ class Trainer:
             device=self.device,
             group=self.group,
         ):
+            self.console.line(line)
+        for line in self._weights_report:
             self.console.line(line)
         if self.learner.frozen is not None:
             self.console.line(str(self.learner.frozen))

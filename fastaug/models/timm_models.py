@@ -1,4 +1,4 @@
-"""Untrained image classifiers from timm: `timm/NAME`."""
+"""Image classifiers from timm: `timm/NAME` or `timm/NAME.TAG`."""
 
 from difflib import get_close_matches
 from types import ModuleType
@@ -27,12 +27,10 @@ def build_timm(
     stochastic_depth: float,
     image_size: int | None,
 ) -> nn.Module:
-    """images [N, 3, H, W] -> logits [N, C] fp32. `name` is timm's, without the prefix."""
+    """Untrained network: images [N, 3, H, W] -> logits [N, C] fp32. `name` is timm's, without the
+    prefix; a tag only decides for which image size and weights the network is made."""
     timm = require_timm(f"timm/{name}")
-    known = timm.list_models()
-    if name not in known:
-        nearest = [f"timm/{match}" for match in get_close_matches(name, known, cutoff=0.0)]
-        raise ConfigError(f"unknown model timm/{name}; nearest: {', '.join(nearest)}")
+    check_timm_name(timm, name)
     options: dict[str, float] = {}
     if dropout:
         options["drop_rate"] = dropout
@@ -53,6 +51,14 @@ def build_timm(
             f"timm/{name} ignores stochastic depth, got {stochastic_depth}; set it to 0"
         )
     return keep_head_in_fp32(model, num_classes)
+
+
+def check_timm_name(timm: ModuleType, name: str) -> None:
+    """Refuse what is neither NAME nor NAME.TAG; timm would also accept, e.g., hf-hub:NAME."""
+    known = timm.list_pretrained() if "." in name else timm.list_models()
+    if name not in known:
+        nearest = [f"timm/{match}" for match in get_close_matches(name, known, cutoff=0.0)]
+        raise ConfigError(f"unknown model timm/{name}; nearest: {', '.join(nearest)}")
 
 
 def make_standardized_weights_contiguous(model: nn.Module) -> None:
