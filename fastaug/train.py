@@ -6,13 +6,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
 from fastaug import cli
 from fastaug.config import TrainConfig
 from fastaug.engine.trainer import Trainer
 from fastaug.errors import ConfigError
-from fastaug.models.build import build_configured_model
+from fastaug.models.build import check_configured_model
 from fastaug.recipes import default_recipe, get_recipe, recipe_rows
 from fastaug.runs.checkpoint import load_checkpoint
 from fastaug.runs.console import show_table
@@ -22,6 +20,7 @@ from fastaug.runtime.distributed import Group
 from fastaug.runtime.signals import TrainingInterruptedError
 from fastaug.runtime.torchrun import join_process_group
 from fastaug.urls import absolute_data
+from fastaug.views.resizing import sizes_of_training
 
 
 def main(args: Sequence[str]) -> int:
@@ -80,8 +79,7 @@ def configure(args: Sequence[str], group: Group | None = None) -> tuple[TrainCon
     check_writable(folder)
     if checkpoint is None:
         check_unused(folder)
-    with torch.device("meta"):  # checks the model's name and options
-        build_configured_model(config.model, 2, config.view.size)
+    check_configured_model(config.model, sizes_of_training(config.view, config.optim.epochs))
     data = absolute_data(config.data.data)
     return config.replace(data=data, out=str(folder)), checkpoint
 

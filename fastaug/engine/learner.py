@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import math
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -26,6 +27,7 @@ from fastaug.runtime.device import autocast
 from fastaug.runtime.distributed import Group
 from fastaug.runtime.trace import trace_range
 from fastaug.views.batch import ViewBatch
+from fastaug.views.resizing import sizes_of_training
 
 
 class Learner:
@@ -52,7 +54,11 @@ class Learner:
                 average=config.loss.average,
             )
         )
-        self.model = build_configured_model(config.model, classes, config.view.size).to(device)
+        sizes = sizes_of_training(config.view, config.optim.epochs)
+        model = build_configured_model(
+            config.model, classes, config.view.size, several_sizes=len(sizes) > 1
+        )
+        self.model = model.to(device)
         if config.model.batch_norm == "sync":
             synchronize_batch_norm(self.model, config.model.model, self.group)
         self._ranks = _over_ranks(self.model, device, self.group) if self.group.ranks > 1 else None
@@ -62,7 +68,7 @@ class Learner:
             raise ConfigError(
                 f"--compile {mode} needs a single rank, got {self.group.ranks}; use default"
             )
-        self.network = network if mode == "off" else torch.compile(network, mode=mode)
+        self.network = network if mode == "off" else _compiled(network, mode, len(sizes))
         self.optimizer = build_optimizer(self.model, config.optim)
         self.scaler = torch.amp.GradScaler(device.type, enabled=config.run.precision == "fp16")
         self.ema = AveragedModel(self.model, device, use_buffers=True) if config.optim.ema else None
@@ -208,6 +214,16 @@ class Learner:
             self.ema.load_state_dict(state["ema"])
         load_optimizer(self.optimizer, state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
+
+
+def _compiled(network: nn.Module, mode: str, sizes: int) -> Callable[[Tensor], Tensor]:
+    """sizes: the number of sizes of the views. Each gets a program of its own: the second one that
+    torch compiles by default would be for any size, which is slower."""
+    if sizes == 1:
+        return torch.compile(network, mode=mode)
+    limit = torch._dynamo.config.recompile_limit  # beyond it, torch would not compile
+    torch._dynamo.config.recompile_limit = max(limit, sizes)
+    return torch.compile(network, mode=mode, dynamic=False)
 
 
 def _over_ranks(model: nn.Module, device: torch.device, group: Group) -> DistributedDataParallel:
