@@ -178,6 +178,9 @@ def _parse_training(
     )
     flags.__doc__ = kind.__doc__
     words = list(without_short_forms(args))
+    given = {word.partition("=")[0] for word in words}
+    if default.view.initial_size and "--size" in given and "--initial-size" not in given:
+        words += ["--initial-size", "0"]  # one size is meant, also where the default has two
     # tyro only has the form of a switch that changes the default.
     as_default = {switch(n, on) for n, on in default.to_flat().items() if isinstance(on, bool)}
     words = [word for word in words if word.replace("_", "-") not in as_default]
@@ -186,13 +189,28 @@ def _parse_training(
 
 
 def without_short_forms(args: Sequence[str]) -> Iterator[str]:
-    """--dali, --compile without a value and --no-compile in full. Replaced before parsing: a config
-    is checked as a whole when it is made."""
+    """--dali, --compile without a value, --no-compile and --size FIRST:LAST in full. Replaced
+    before parsing: a config is checked as a whole when it is made."""
     forms = {"--dali": ("--loader", "dali"), "--no-compile": ("--compile", "off")}
-    for word, following in itertools.zip_longest(args, args[1:], fillvalue="--"):
+    pairs = itertools.zip_longest(args, args[1:], fillvalue="--")
+    for word, following in pairs:
+        name, equals, value = word.partition("=")
+        size = value if equals else following
+        if name == "--size" and ":" in size:
+            yield from _two_sizes(size)
+            if not equals:
+                next(pairs)
+            continue
         yield from forms.get(word, (word,))
         if word == "--compile" and following.startswith("-"):
             yield "default"
+
+
+def _two_sizes(value: str) -> tuple[str, ...]:
+    """128:224 -> the flags that it is short for."""
+    if not (sizes := re.fullmatch(r"([0-9]+):([0-9]+)", value)):
+        raise ConfigError(f"--size takes PIXELS, or FIRST:LAST such as 128:224, got {value}")
+    return "--initial-size", sizes[1], "--size", sizes[2]
 
 
 def output_file(flag: str, named: str) -> Path:

@@ -6,14 +6,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
 from fastaug import cli
 from fastaug.config import TrainConfig
 from fastaug.engine.parameter_groups import freeze
 from fastaug.engine.trainer import Trainer
 from fastaug.errors import ConfigError
-from fastaug.models.build import build_configured_model
+from fastaug.models.build import check_configured_model
 from fastaug.recipes import default_recipe, get_recipe, recipe_rows
 from fastaug.runs.checkpoint import load_checkpoint
 from fastaug.runs.console import show_table
@@ -23,6 +21,7 @@ from fastaug.runtime.distributed import Group
 from fastaug.runtime.signals import TrainingInterruptedError
 from fastaug.runtime.torchrun import join_process_group
 from fastaug.urls import absolute_data
+from fastaug.views.resizing import sizes_of_training
 
 
 def main(args: Sequence[str]) -> int:
@@ -82,8 +81,10 @@ def configure(args: Sequence[str], group: Group | None = None) -> tuple[TrainCon
     check_writable(folder)
     if checkpoint is None:
         check_unused(folder)
-    with torch.device("meta"):  # checks the model's name and options, and what is frozen
-        freeze(build_configured_model(config.model, 2, config.view.size), config.optim.freeze)
+    model = check_configured_model(
+        config.model, sizes_of_training(config.view, config.optim.epochs)
+    )
+    freeze(model, config.optim.freeze)  # checks the names
     data = absolute_data(config.data.data)
     weights = config.model.weights and str(Path(config.model.weights).expanduser().absolute())
     return config.replace(data=data, weights=weights, out=str(folder)), checkpoint

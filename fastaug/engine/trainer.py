@@ -89,6 +89,8 @@ class Trainer:
         self.step = 0
         self.evaluated_epochs = 0
         self.best_top1 = -1.0
+        self._view_size = 0
+        """Side of the views in the epoch that is trained on."""
         self.speed = Speedometer(config.optim.batch_size, config.view.views)
         if checkpoint is not None:
             state = group.from_first(lambda: load_checkpoint(checkpoint))
@@ -189,6 +191,7 @@ class Trainer:
 
     def _train_rest_of_epoch(self) -> None:
         config, share = self.config, 1 / self.config.optim.accumulate
+        self._report_size()
         self.learner.model.train()
         self.speed.start(self.step)
         self.profiler.reach(self.step)
@@ -238,6 +241,13 @@ class Trainer:
         elif self.step == self.last_step:
             self._log("partial", self.meter.means(), rate)
         self.watchdog.beat("waiting for data")
+
+    def _report_size(self) -> None:
+        """Print the size of growing views when it changes."""
+        size, epoch = self.loader.view_size, self.loader.epoch
+        if self.config.view.initial_size and size != self._view_size:
+            self.console.line(f"epoch {epoch + 1}: views of {size} px")
+        self._view_size = size
 
     def _batches(self) -> Iterator[ViewBatch]:
         """The rest of the epoch; the time spent waiting for it is measured."""
@@ -321,6 +331,8 @@ class Trainer:
         timing = self.speed.read(self.step)
         record = {"epoch": self.step / self.steps_per_epoch, **values, "lr": rate}
         record["skipped_steps"] = self.nonfinite.count
+        if self.config.view.initial_size:
+            record["size"] = self._view_size
         self.folder.write(kind, self.step, record, timing)
         self.console.status(values, timing)
 

@@ -24,6 +24,8 @@ class Fp32Linear(nn.Linear):
     def forward(self, features: Tensor) -> Tensor:
         weight = at_least_fp32(self.weight)
         bias = None if self.bias is None else at_least_fp32(self.bias)
+        if features.is_meta:  # only shapes are computed, and torch has no autocast for it
+            return F.linear(features.to(weight.dtype), weight, bias)
         with torch.autocast(features.device.type, enabled=False):
             linear = _fp32_linear if features.is_cuda else F.linear
             return linear(features.to(weight.dtype), weight, bias)
