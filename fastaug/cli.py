@@ -126,10 +126,12 @@ def parse_training(
     prog: str,
     default: Training,
     switches: Mapping[str, str] | None = None,
+    values: Mapping[str, str] | None = None,
 ) -> Training:
     """Parse the flags of fastaug.train, grouped by component, and --dali.
 
-    switches: flag -> help of further flags that the command handles before it parses.
+    switches, values: flag -> help of further flags, without and with a value, that the command
+    handles before it parses.
     """
     from tyro.conf import arg
 
@@ -141,7 +143,11 @@ def parse_training(
                 (n, Annotated[bool, arg(help=text)], field(default=False))
                 for n, text in first.items()
             ),
-            ("config", Annotated[kind, arg(name="")], field(default=default)),
+            *(
+                (n, Annotated[str, arg(help=text)], field(default=""))
+                for n, text in (values or {}).items()
+            ),
+            ("settings", Annotated[kind, arg(name="")], field(default=default)),
         ],
         frozen=True,
     )
@@ -151,7 +157,7 @@ def parse_training(
     as_default = {switch(n, on) for n, on in default.to_flat().items() if isinstance(on, bool)}
     words = [word for word in words if word.replace("_", "-") not in as_default]
     parsed: Any = parse(flags, words, prog=prog)
-    return parsed.config
+    return parsed.settings
 
 
 def without_short_forms(args: Sequence[str]) -> Iterator[str]:

@@ -78,6 +78,11 @@ class ViewLoader:
         """Number of batches in an epoch; the same in every epoch."""
         return len(self._sampler)
 
+    @property
+    def engine_name(self) -> str:
+        """What makes the views."""
+        return "reference views"
+
     def set_epoch(self, epoch: int) -> None:
         """Start at the beginning of an epoch."""
         self._move_to(epoch, 0)
