@@ -83,7 +83,7 @@ def table_rows(kind: type) -> list[str]:
 def default_of(own: Field[Any]) -> str:
     if isinstance(own.default, bool):
         return "on" if own.default else "off"
-    return f"`{typed(own.default)}`" if own.default != "" else "empty"
+    return f"`{typed(own.default)}`" if own.default not in ("", ()) else "empty"
 
 
 def values_of(hint: Any, bounds: dict[str, float]) -> str:
@@ -92,8 +92,8 @@ def values_of(hint: Any, bounds: dict[str, float]) -> str:
         return ", ".join(f"`{choice}`" for choice in get_args(hint))
     if hint == Normalization:
         return f"{', '.join(f'`{name}`' for name in NORMALIZATION)}, or `MEAN STD`"
-    if get_args(hint)[-1:] == (Ellipsis,):
-        return "names"
+    if get_origin(hint) is tuple and get_args(hint)[-1] is Ellipsis:
+        return "names" if get_args(hint)[0] is str else "numbers"
     if get_origin(hint) is tuple:
         return f"{len(get_args(hint))} numbers"
     names = {bool: "switch", int: "integer", float: "number", str: "text"}

@@ -40,6 +40,9 @@ _REWORDED = {
     ),
     r"Missing value for argument '(\S+)'. Expected 1 values": r"\1 needs a value",
     r"Missing value for argument '(\S+)'. Expected (\d+) values": r"\1 needs \2 values",
+    r"invalid choice 'warmup-cosine' for argument '--schedule'.*": (
+        "--schedule warmup-cosine is now --schedule cosine --warmup-epochs N; N was 5 unless given"
+    ),
     r"invalid choice ('.*') for argument '(\S+)'. Expected one of \((.*)\)": (
         r"\2 cannot be \1: one of \3"
     ),
@@ -206,12 +209,45 @@ def _run(main: Callable[[Sequence[str]], int], args: Sequence[str] | None) -> in
         if not error.reported:
             print(f"{who}error: {printable(str(error))}", file=sys.stderr)
         return error.exit_code
+    except ModuleNotFoundError as error:
+        if "--debug" in args or (reason := _missing_package(error)) is None:
+            raise
+        print(f"{who}error: {reason}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:  # --help | head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+
+
+_DISTRIBUTIONS = {"PIL": "pillow", "nvidia": "nvidia-dali-cuda120", "yaml": "pyyaml"}
+"""Packages whose distribution has another name."""
+
+
+def _missing_package(error: ModuleNotFoundError) -> str | None:
+    """What to install, in one line; None for a module of fastaug or of Python itself."""
+    name = (error.name or "").partition(".")[0]
+    if name in ("", "fastaug", *sys.stdlib_module_names):
+        return None
+    name = _DISTRIBUTIONS.get(name, name)
+    return f"the package {name} is not installed: pip install {name} (pip install fastaug has all)"
+
+
+def _report_missing_package(kind: Any, error: Any, trace: Any) -> None:
+    """sys.excepthook of python -m fastaug.NAME: its imports come before run()."""
+    reason = _missing_package(error) if kind is ModuleNotFoundError else None
+    if reason is None or "--debug" in sys.argv:
+        sys.__excepthook__(kind, error, trace)
+        return
+    print(f"error: {reason}", file=sys.stderr)
+    sys.exit(2)
+
+
+_spec = getattr(sys.modules["__main__"], "__spec__", None)  # None for a script
+if _spec is not None and _spec.name.startswith("fastaug."):
+    sys.excepthook = _report_missing_package
 
 
 class _Printable(logging.Formatter):

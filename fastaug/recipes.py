@@ -34,7 +34,7 @@ def shapes() -> TrainConfig:
         crop_area=(0.5, 1.0),
         epochs=8,
         lr=0.05,
-        schedule="warmup-cosine",
+        schedule="cosine",
         warmup_epochs=0.5,
         nesterov=True,
         clip_norm=2.0,
@@ -227,7 +227,8 @@ def imagenet_nfnet_f0() -> TrainConfig:
         augment="randaugment",
         epochs=180,
         lr=0.4,
-        schedule="warmup-cosine",
+        schedule="cosine",
+        warmup_epochs=5.0,
         weight_decay=2e-5,
     )
 
@@ -325,7 +326,11 @@ def recipe_rows() -> list[tuple[str, str]]:
         settings = f"{config.model.model}, K={config.view.views}, batch {config.optim.batch_size}, "
         settings += f"{config.optim.epochs} epochs, lr {_as_power(config.optim.lr)}"
         settings += " x unique images" if config.optim.lr_scaling == "unique-images" else ""
-        rows.append((name, f"{first_line(name)}\n{settings}, {config.optim.schedule}"))
+        warmup = config.optim.warmup_epochs
+        settings += f", {config.optim.schedule}" + (
+            f" after {warmup:g} of warm-up" if warmup else ""
+        )
+        rows.append((name, f"{first_line(name)}\n{settings}"))
     return rows
 
 

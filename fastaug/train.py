@@ -11,6 +11,7 @@ import torch
 from fastaug import cli
 from fastaug.config import TrainConfig
 from fastaug.engine.dry_run import dry_run
+from fastaug.engine.parameter_groups import freeze
 from fastaug.engine.trainer import Trainer
 from fastaug.errors import ConfigError
 from fastaug.models.build import build_configured_model
@@ -84,8 +85,8 @@ def configure(args: Sequence[str], group: Group | None = None) -> tuple[TrainCon
     check_writable(folder)
     if checkpoint is None:
         check_unused(folder)
-    with torch.device("meta"):  # checks the model's name and options
-        build_configured_model(config.model, 2, config.view.size)
+    with torch.device("meta"):  # checks the model's name and options, and what is frozen
+        freeze(build_configured_model(config.model, 2, config.view.size), config.optim.freeze)
     make_loggers(config.run.log)
     data = absolute_data(config.data.data)
     return config.replace(data=data, out=str(folder)), checkpoint

@@ -50,6 +50,9 @@ class GraphedLearner(Learner):
                 f"--cuda-graph needs a single rank, got {group.ranks}; omit it, or use one GPU"
             )
         super().__init__(config, classes, device, group)
+        for own in self.optimizer.param_groups:
+            if "capturable" in own:  # adam and adamw
+                own["capturable"] = True
         self._steps = self._parts_done = 0
         self._pool: Any = None
         self._batch: ViewBatch | None = None

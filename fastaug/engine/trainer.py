@@ -150,6 +150,8 @@ class Trainer:
             group=self.group,
         ):
             self.console.line(line)
+        if self.learner.frozen is not None:
+            self.console.line(str(self.learner.frozen))
         if self._resumed_at is not None:
             done = "; nothing left to train" if self.step >= self.last_step else ""
             self.console.line(f"resumed at step {self._resumed_at:,}{done}")

@@ -1,4 +1,4 @@
-"""The native kernel: cuda/objective.cpp, compiled for this CPU on first use."""
+"""The native kernel: cuda/objective.cpp, prebuilt or compiled for this CPU on first use."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fastaug.kernels.contract import (
     wrong_target,
 )
 from fastaug.toolchain.build import DTYPES
-from fastaug.toolchain.cpp import build_library, open_library, why_not
+from fastaug.toolchain.cpp import find_library, open_library, why_not
 
 _CPU = torch.device("cpu")
 _DTYPES = {dtype: code for code, dtype in enumerate(DTYPES)}
@@ -44,7 +44,7 @@ class NativeKernel:
 
     def sources(self) -> tuple[Path, ...]:
         # Also the library: it differs between CPUs and compilers.
-        return Path(__file__), _build()
+        return Path(__file__), _find()
 
     def value_and_grad(
         self,
@@ -131,11 +131,11 @@ def _why_not() -> str | None:
 @cache
 def _library() -> tuple[ctypes._NamedFuncPointer, int]:
     """The compiled function, and OpenMP's entry point for it."""
-    return _open(_build()), _openmp()
+    return _open(_find()), _openmp()
 
 
-def _build() -> Path:
-    return build_library("objective.cpp", "the native loss kernel")
+def _find() -> Path:
+    return find_library("objective.cpp", "the native loss kernel")
 
 
 def _open(file: Path) -> ctypes._NamedFuncPointer:

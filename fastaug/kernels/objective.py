@@ -40,10 +40,7 @@ def objective(
     average: what is averaged over the K views of an image: "losses", "probs" or "logits".
     kl_weight: weight of the pairwise KL between the views; label smoothing does not affect it.
     """
-    if average not in AVERAGES:
-        raise ConfigError(f"average must be one of {', '.join(AVERAGES)}, got {average!r}")
-    _check_range("kl_weight", kl_weight, math.inf)
-    _check_range("label_smoothing", label_smoothing, 1)
+    check_options(average, kl_weight, label_smoothing)
     check_logits(logits)
     _check_targets(targets, len(logits))
     return loss_terms(
@@ -89,6 +86,14 @@ def image_kl(kernel: Kernel | str, logits: Tensor) -> Tensor:
 def _resolved(kernel: Kernel | str, logits: Tensor, average: Average | None) -> Kernel | str:
     """The kernel; while compiling only its name, which each run of the graph looks up."""
     return kernel if torch.compiler.is_compiling() else find_kernel(kernel, logits, average)
+
+
+def check_options(average: Average, kl_weight: float, label_smoothing: float) -> None:
+    """Raise ConfigError unless objective() takes these."""
+    if average not in AVERAGES:
+        raise ConfigError(f"average must be one of {', '.join(AVERAGES)}, got {average!r}")
+    _check_range("kl_weight", kl_weight, math.inf)
+    _check_range("label_smoothing", label_smoothing, 1)
 
 
 def _check_range(name: str, value: float, limit: float) -> None:

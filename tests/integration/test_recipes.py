@@ -86,7 +86,7 @@ TABLE: dict[str, dict] = {
         "weight_decay": 2e-5,
         "dropout": 0.2,
         "stochastic_depth": 0.25,
-        "schedule": "warmup-cosine",
+        "schedule": "cosine",
         "warmup_epochs": 5.0,
     }
     | RANDAUGMENT,
