@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import field, fields, is_dataclass, make_dataclass
 from difflib import get_close_matches
 from functools import partial
@@ -130,22 +130,30 @@ def parse_training(
     prog: str,
     default: Training,
     switches: Mapping[str, str] | None = None,
+    values: Mapping[str, str] | None = None,
     follow_weights: bool = False,
+    fixed: Collection[str] = (),
 ) -> Training:
     """Parse the flags of fastaug.train, grouped by component, and --dali.
 
-    switches: flag -> help of further flags that the command handles before it parses.
-    follow_weights: the settings with which --weights or --pretrained were trained are defaults.
+    switches, values: flag -> help of further flags, without and with a value, that the command
+    handles before it parses.
+    follow_weights: the settings with which --weights or --pretrained were trained are defaults,
+    except for those whose names are in `fixed`.
     """
     from fastaug.runs.initial_weights import settings_of_weights
 
     if peek(args, "weights")["weights"]:  # a recipe's --pretrained gives way to --weights
         default = default.replace(pretrained=False)
-    config = _parse_training(kind, args, prog, default, switches or {})
+    parse_with = partial(
+        _parse_training, kind, args, prog=prog, switches=switches or {}, values=values or {}
+    )
+    config = parse_with(default=default)
     found = settings_of_weights(config) if follow_weights else {}
+    found = {name: value for name, value in found.items() if name not in fixed}
     if not found:
         return config
-    config = _parse_training(kind, args, prog, default.replace(**found), switches or {})
+    config = parse_with(default=default.replace(**found))
     followed = {name: value for name, value in found.items() if config.get(name) == value}
     log.info("from the weights: %s", " ".join(_as_typed(*item) for item in followed.items()))
     return config
@@ -158,9 +166,11 @@ def _as_typed(name: str, value: Any) -> str:
 def _parse_training(
     kind: type[Training],
     args: Sequence[str],
+    *,
     prog: str,
     default: Training,
     switches: Mapping[str, str],
+    values: Mapping[str, str],
 ) -> Training:
     from tyro.conf import arg
 
@@ -172,7 +182,8 @@ def _parse_training(
                 (n, Annotated[bool, arg(help=text)], field(default=False))
                 for n, text in first.items()
             ),
-            ("config", Annotated[kind, arg(name="")], field(default=default)),
+            *((n, Annotated[str, arg(help=text)], field(default="")) for n, text in values.items()),
+            ("settings", Annotated[kind, arg(name="")], field(default=default)),
         ],
         frozen=True,
     )
@@ -185,7 +196,7 @@ def _parse_training(
     as_default = {switch(n, on) for n, on in default.to_flat().items() if isinstance(on, bool)}
     words = [word for word in words if word.replace("_", "-") not in as_default]
     parsed: Any = parse(flags, words, prog=prog)
-    return parsed.config
+    return parsed.settings
 
 
 def without_short_forms(args: Sequence[str]) -> Iterator[str]:

@@ -53,6 +53,10 @@ class DaliLoader(ViewLoader):
         self._engine = resolve_engine(view, self._device, report=self._train)
         self._stages: Stages | None = None
 
+    @property
+    def engine_name(self) -> str:
+        return "DALI's operators" if self._engine is None else f"{self._engine.name} engine"
+
     def _pass(self, keys: Iterable[BatchKey]) -> Iterator[ViewBatch]:
         if self._stages is None:  # built when first used and kept: it takes 0.2 s and more
             self._stages = Stages(

@@ -86,6 +86,11 @@ class ViewLoader:
         """Side of the views in this epoch, in pixels."""
         return self._view_of_epoch(self.epoch).size
 
+    @property
+    def engine_name(self) -> str:
+        """What makes the views."""
+        return "reference views"
+
     def set_epoch(self, epoch: int) -> None:
         """Start at the beginning of an epoch."""
         self._move_to(epoch, 0)

@@ -14,6 +14,7 @@ from fastaug.config import TrainConfig
 from fastaug.data.image_set import ImageSet
 from fastaug.data.sources import DataSource, align_classes
 from fastaug.engine.evaluation import Evaluation
+from fastaug.engine.extension import check_new_length
 from fastaug.engine.graphed import GraphedLearner
 from fastaug.engine.learner import Learner
 from fastaug.engine.loaders import build_loader, scan_configured
@@ -92,6 +93,8 @@ class Trainer:
         self._view_size = 0
         """Side of the views in the epoch that is trained on."""
         self.speed = Speedometer(config.optim.batch_size, config.view.views)
+        self._changes = ""
+        """What a resumed run does otherwise than the run that it continues."""
         if checkpoint is not None:
             state = group.from_first(lambda: load_checkpoint(checkpoint))
             self.load_state_dict(state, str(checkpoint))
@@ -150,6 +153,8 @@ class Trainer:
 
     def _open_folder(self) -> None:
         self.folder.open()
+        if self._changes:
+            self.folder.remove_summary()
 
     def _announce(self) -> None:
         for line in announcement(
@@ -169,6 +174,8 @@ class Trainer:
         if self._resumed_at is not None:
             done = "; nothing left to train" if self.step >= self.last_step else ""
             self.console.line(f"resumed at step {self._resumed_at:,}{done}")
+        if self._changes:
+            self.console.line(self._changes)
 
     # --- the loop ---
 
@@ -424,6 +431,11 @@ class Trainer:
     def load_state_dict(self, state: dict[str, Any], name: str) -> None:
         """Continue from a checkpoint of the same configuration; refuse others."""
         check_continuable(state, self.config, self.train_images.classes, name)
+        saved = TrainConfig.from_saved(state["config"])
+        if saved.optim.epochs != self.config.optim.epochs:
+            self._changes = check_new_length(
+                saved, self.config, state["step"], self.steps_per_epoch, name
+            )
         self.loader.load_state_dict(state["loader"])
         self.learner.load_state_dict(state)
         self.meter.load_state_dict(state["meter"])

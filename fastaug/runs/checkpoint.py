@@ -160,8 +160,10 @@ def _damaged(path: Path, what: str = "") -> DamagedCheckpointError:
 def check_continuable(
     state: dict[str, Any], config: TrainConfig, classes: Sequence[str], name: str
 ) -> None:
-    """Refuse to continue a checkpoint with other settings or classes than its own."""
-    if differing := TrainConfig.from_saved(state["config"]).differences(config):
+    """Refuse to continue a checkpoint with other settings or classes than its own. --epochs depends
+    on the schedule: engine/extension.py checks it."""
+    saved = TrainConfig.from_saved(state["config"])
+    if differing := saved.differences(config, ignore={"epochs"}):
         raise CheckpointError(
             f"{name} was trained with other settings: {', '.join(differing)}; "
             "leave them out, or start a new run"
