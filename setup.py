@@ -77,12 +77,8 @@ def compile_kernels(machine: str, folder: Path) -> None:
         raise OSError("g++ was not found" if machine == platform.machine() else "no cross compiler")
     folder.mkdir(parents=True)
     commands = [
-        [
-            *(compiler, *PREBUILT.FLAGS, *flags, f"-march={level.name}"),
-            *(str(ROOT / "cuda" / name) for name in (source, "old_glibc.cpp")),
-            *(*PREBUILT.PORTABLE_FLAGS, "-o", str(folder / PREBUILT.library_name(source, level))),
-        ]
-        for source, flags in PREBUILT.SOURCES.items()
+        PREBUILT.compile_command(compiler, ROOT / "cuda", source, level, folder)
+        for source in PREBUILT.SOURCES
         for level in PREBUILT.LEVELS[machine]
     ]
     with ThreadPoolExecutor(os.cpu_count()) as pool:

@@ -73,7 +73,11 @@ def configure(args: Sequence[str]) -> PreviewConfig:
     settings = recipe.to_flat() | {"out": PreviewRunConfig.out}
     default = PreviewConfig().replace(**settings)
     return cli.parse_training(
-        PreviewConfig, args, prog="python -m fastaug.preview", default=default
+        PreviewConfig,
+        args,
+        prog="python -m fastaug.preview",
+        default=default,
+        follow_weights=True,
     )
 
 

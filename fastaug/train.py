@@ -6,15 +6,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
 from fastaug import cli
 from fastaug.config import TrainConfig
 from fastaug.engine.dry_run import dry_run
 from fastaug.engine.parameter_groups import freeze
 from fastaug.engine.trainer import Trainer
 from fastaug.errors import ConfigError
-from fastaug.models.build import build_configured_model
+from fastaug.models.build import check_configured_model
 from fastaug.recipes import recipe_rows
 from fastaug.runs.config_file import as_yaml
 from fastaug.runs.console import show_table
@@ -26,6 +24,7 @@ from fastaug.runtime.distributed import Group
 from fastaug.runtime.signals import TrainingInterruptedError
 from fastaug.runtime.torchrun import join_process_group
 from fastaug.urls import absolute_data
+from fastaug.views.resizing import sizes_of_training
 
 PROG = "python -m fastaug.train"
 SWITCHES = {
@@ -70,7 +69,14 @@ def read_settings(args: Sequence[str]) -> tuple[TrainConfig, Path | None]:
         except ConfigError as error:
             raise file.error(str(error)) from error
     config = cli.parse_training(
-        TrainConfig, args, prog=PROG, default=default, switches=SWITCHES, values=VALUES
+        TrainConfig,
+        args,
+        prog=PROG,
+        default=default,
+        switches=SWITCHES,
+        values=VALUES,
+        follow_weights=checkpoint is None,
+        fixed=file.settings if file else (),
     )
     check_code(config, cli.peek(args, "kernel", "log"), checkpoint or file)
     return config, checkpoint
@@ -85,11 +91,14 @@ def configure(args: Sequence[str], group: Group | None = None) -> tuple[TrainCon
     check_writable(folder)
     if checkpoint is None:
         check_unused(folder)
-    with torch.device("meta"):  # checks the model's name and options, and what is frozen
-        freeze(build_configured_model(config.model, 2, config.view.size), config.optim.freeze)
+    model = check_configured_model(
+        config.model, sizes_of_training(config.view, config.optim.epochs)
+    )
+    freeze(model, config.optim.freeze)  # checks the names
     make_loggers(config.run.log)
     data = absolute_data(config.data.data)
-    return config.replace(data=data, out=str(folder)), checkpoint
+    weights = config.model.weights and str(Path(config.model.weights).expanduser().absolute())
+    return config.replace(data=data, weights=weights, out=str(folder)), checkpoint
 
 
 if __name__ == "__main__":

@@ -25,9 +25,7 @@ def find_library(source: str, what: str) -> Path:
 
     The prebuilt one, unless FASTAUG_NATIVE is set: it starts at once. Without one, compiled.
     """
-    if not prebuilt.compiles_for_this_cpu() and (library := prebuilt.find_library(source)):
-        return library
-    return _build_library(source, what)
+    return prebuilt.find_library(source) or _build_library(source, what)
 
 
 def _build_library(source: str, what: str) -> Path:
