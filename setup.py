@@ -28,6 +28,9 @@ PREBUILT = SimpleNamespace(**runpy.run_path(str(ROOT / "fastaug/toolchain/prebui
 EXPORT = ["onnx", "onnxscript", "onnxruntime"]
 # fastaug.sweep; fastaug.figures; fastaug.report. Before 4.9 Optuna names its retries differently.
 PAPER = ["optuna>=4.9", "matplotlib", "jinja2"]
+# --log wandb, --log mlflow. mlflow-skinny comes without what its local store needs. trackio is not
+# here: it needs Pillow below 13.
+LOGGERS = ["wandb>=0.31", "mlflow-skinny>=3", "sqlalchemy", "alembic"]
 # examples/ of other people's training loops
 INTEGRATIONS = ["accelerate", "lightning", "transformers>=5"]
 # make docs
@@ -140,7 +143,8 @@ setup(
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
     ],
     packages=[
-        *("fastaug", "fastaug.engine", "fastaug.runs", "fastaug.runtime", "fastaug.data"),
+        *("fastaug", "fastaug.engine", "fastaug.runs", "fastaug.runs.loggers"),
+        *("fastaug.runtime", "fastaug.data"),
         *("fastaug.data.packing", "fastaug.data.readers", "fastaug.data.remote"),
         *("fastaug.views", "fastaug.kernels", "fastaug.toolchain", "fastaug.models"),
         *("fastaug.exporters", "fastaug.experiments"),
@@ -163,6 +167,7 @@ setup(
         "nvidia-dali-cuda120>=2.4; sys_platform == 'linux'",
         "obstore>=0.12",  # --data s3://, gs://, http(s)://
         "pillow",
+        "pyyaml",  # --config; timm needs it, too
         "pyarrow",  # Hugging Face's Parquet and Arrow files
         "rich",
         "safetensors",
@@ -176,11 +181,13 @@ setup(
         "export": EXPORT,
         "paper": PAPER,
         "docs": DOCS,
+        "loggers": LOGGERS,
         "integrations": INTEGRATIONS,
         "dev": [
             *EXPORT,
             *INTEGRATIONS,
             *DOCS,
+            *LOGGERS,
             *PAPER,  # matplotlib also draws the plots of benchmarks/
             "build",
             "flask",  # with flask-cors and moto: an S3 server for tests

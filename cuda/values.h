@@ -171,6 +171,7 @@ FASTAUG_FUNCTION floats exponential(floats x) {
 }
 
 // For normal x > 0: x = 2^n (1 + f), f in [sqrt(1/2) - 1, sqrt(2) - 1); relative error below 1e-7.
+// NaN for NaN, by x - x.
 FASTAUG_FUNCTION floats logarithm(floats x) {
   const ints n = ((ints)x - 0x3f3504f3) >> 23;
   const floats f = (floats)((ints)x - (n << 23)) - 1.f;
@@ -181,7 +182,7 @@ FASTAUG_FUNCTION floats logarithm(floats x) {
   g = g * f - 2.50011477e-1f;
   g = g * f + 3.33336706e-1f;
   g = g * f - 4.99999971e-1f;
-  return (g * f * f + f) + __builtin_convertvector(n, floats) * 0.693147181f;
+  return (g * f * f + (f + (x - x))) + __builtin_convertvector(n, floats) * 0.693147181f;
 }
 
 template <class V>

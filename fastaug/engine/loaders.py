@@ -65,16 +65,17 @@ def build_evaluation_loader(
     rank: int = 0,
     ranks: int = 1,
 ) -> ViewLoader:
-    """Every good image once, in order: its central crop (views = 0), or that many training views.
+    """Every good image once, in order: its central crop (views = 0), or that many training views,
+    of --size.
 
     A model that was trained without augmentation is measured on crops and flips, as in the paper.
     """
     _check_config("build_evaluation_loader", config)
     if views == 0:
-        view = replace(config.resolved_view, views=1, augment="none")
+        view = replace(config.resolved_view, initial_size=0, views=1, augment="none")
     else:
         augment = "crop-flip" if config.view.augment == "none" else config.view.augment
-        view = replace(config.resolved_view, views=views, augment=augment)
+        view = replace(config.resolved_view, initial_size=0, views=views, augment=augment)
     return _loader(
         config,
         view,
