@@ -14,7 +14,12 @@ from fastaug.config import TrainConfig
 from fastaug.errors import CheckpointError, ConfigError, first_line
 from fastaug.exporters.formats import FORMATS, Network, onnx_network
 from fastaug.runs.checkpoint import checkpoint_file, load_checkpoint
-from fastaug.runs.weights import model_from_checkpoint, model_from_safetensors, read_metadata
+from fastaug.runs.weights import (
+    check_description,
+    model_from_checkpoint,
+    model_from_safetensors,
+    read_metadata,
+)
 from fastaug.runtime.device import memory_bound
 from fastaug.runtime.logs import silenced
 
@@ -74,9 +79,9 @@ def load_network(named: str, device: torch.device, *, trust: bool = False) -> Lo
 
 def _from_checkpoint(path: Path, device: torch.device) -> LoadedNetwork:
     state = load_checkpoint(path)
-    config = TrainConfig.from_saved(state["config"])
+    config, classes = check_description(state["config"], state.get("classes"), str(path))
     model = model_from_checkpoint(state).eval()
-    return LoadedNetwork(str(path), _on_device(model, device), tuple(state["classes"]), config)
+    return LoadedNetwork(str(path), _on_device(model, device), classes, config)
 
 
 def _from_safetensors(path: Path, device: torch.device) -> LoadedNetwork:

@@ -128,13 +128,25 @@ def read_metadata(metadata: Mapping[str, str], path: str) -> tuple[TrainConfig, 
         )
     try:
         settings, classes = (json.loads(metadata[name]) for name in ("config", "classes"))
-        config = TrainConfig.from_saved(settings)
-    except (ConfigError, ValueError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise CheckpointError(
-            f"{path}: its metadata cannot be used ({first_line(error)}); export it again"
+            f"{path}: its metadata cannot be read ({first_line(error)}); export it again"
+        ) from error
+    return check_description(settings, classes, path)
+
+
+def check_description(
+    settings: Any, classes: Any, path: str
+) -> tuple[TrainConfig, tuple[str, ...]]:
+    """Settings and class names of a trained network, from a file that may come from anyone."""
+    try:
+        config = TrainConfig.from_saved(settings)
+    except (ConfigError, ValueError, TypeError, AttributeError) as error:
+        raise CheckpointError(
+            f"{path}: its settings cannot be used ({first_line(error)})"
         ) from error
     if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
-        raise CheckpointError(f"{path}: the classes in its metadata are not a list of names")
+        raise CheckpointError(f"{path}: its classes are not a list of names")
     if config.view.size > MAX_SIZE:
         raise CheckpointError(
             f"{path}: takes images of {config.view.size:,} px, and at most {MAX_SIZE:,} are allowed"

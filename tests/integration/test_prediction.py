@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import pickle
-import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -322,20 +320,21 @@ class TestTheCommand:
         assert missing(self.fail(capsys, file, image, "--views", 2), "--views 2", file.name) == []
 
     def test_a_program_is_loaded_only_if_it_is_trusted(
-        self, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+        self,
+        folder: Path,
+        tmp_path: Path,
+        capsys: pytest.CaptureFixture,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        """torch.export.load unpickles: this file would create another one."""
-        ran = tmp_path / "ran"
-
-        class Command:
-            def __reduce__(self) -> Any:
-                return Path.touch, (ran,)
-
+        """torch.export.load unpickles, so it is not even called."""
+        called: list[Any] = []
+        monkeypatch.setattr(torch.export, "load", lambda path, **_: called.append(path))
         file = tmp_path / "x.pt2"
-        with zipfile.ZipFile(file, "w") as archive:
-            archive.writestr("x/data/sample_inputs/model.pt", pickle.dumps(Command()))
+        file.write_bytes(b"anything")
         assert missing(self.fail(capsys, file, folder), str(file), "--trust") == []
-        assert not ran.exists()
+        assert called == []
+        self.fail(capsys, file, folder, "--trust")
+        assert called == [file]
 
     @pytest.mark.parametrize("suffix", [".onnx", ".pt2", ".safetensors"])
     def test_damaged_files(
@@ -351,6 +350,19 @@ class TestTheCommand:
         assert str(file) in self.fail(capsys, file, folder, "--trust")
         os.truncate(file, 2**42)  # sparse
         assert str(file) in self.fail(capsys, file, folder, "--trust")
+
+    @pytest.mark.parametrize("classes", [None, [1, 2], {"a": 1}, "names", [b"a", b"b"]], ids=str)
+    def test_a_checkpoint_whose_classes_are_no_names(
+        self,
+        trained: Callable[..., Trained],
+        folder: Path,
+        classes: Any,
+        capsys: pytest.CaptureFixture,
+    ) -> None:
+        run = trained()
+        run.classes = classes
+        run.save()
+        assert str(run.folder / "best.pt") in self.fail(capsys, run.folder, folder)
 
     def test_onnx_of_other_programs(
         self,
