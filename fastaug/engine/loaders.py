@@ -65,7 +65,8 @@ def build_evaluation_loader(
     rank: int = 0,
     ranks: int = 1,
 ) -> ViewLoader:
-    """Every good image once, in order: its central crop (views = 0), or that many training views.
+    """Every good image once, in order: its central crop (views = 0), or that many training views,
+    of --size.
 
     A model that was trained without augmentation is measured on crops and flips, as in the paper.
     """
@@ -84,9 +85,9 @@ def build_evaluation_loader(
 def evaluation_view(view: ViewConfig, views: int) -> ViewConfig:
     """Settings of the views that a model is measured on; 0: the central crop."""
     if views == 0:
-        return replace(view, views=1, augment="none")
+        return replace(view, initial_size=0, views=1, augment="none")
     augment = "crop-flip" if view.augment == "none" else view.augment
-    return replace(view, views=views, augment=augment)
+    return replace(view, initial_size=0, views=views, augment=augment)
 
 
 def _check_config(function: str, config: object) -> None:

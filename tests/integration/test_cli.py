@@ -59,7 +59,7 @@ def fail(capsys: pytest.CaptureFixture, *args: str, main: Callable = train.main)
         ("--learning_rate 1", "--learning_rate --lr"),
         ("--crop-area 0.1", "--crop-area 2"),
         ("--crop-area a b", "--crop-area a b"),
-        ("--optimizer adam", "--optimizer adam sgd"),
+        ("--optimizer adamm", "--optimizer adamm adamw"),
         ("--model nope --data nowhere", "nope timm/NAME"),  # before the data is opened
         ("--out setup.py --data nowhere", "--out setup.py"),
         ("--out /proc/here/run --data nowhere", "--out /proc/here/run"),

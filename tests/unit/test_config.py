@@ -63,7 +63,7 @@ from fastaug.recipes import RECIPES, get_recipe
         ({"cuda_graph": True, "optimizer": "apex"}, ("--cuda-graph", "--optimizer sgd", "apex")),
         ({"nesterov": True, "momentum": 0.0}, ("--nesterov", "--momentum")),
         (
-            {"schedule": "warmup-cosine", "warmup_epochs": 10.0, "epochs": 10},
+            {"schedule": "halving", "warmup_epochs": 10.0, "epochs": 10},
             ("--warmup-epochs", "--epochs (10)", "got 10.0"),
         ),
     ],

@@ -11,13 +11,17 @@ from torch import nn
 
 import fastaug
 from fastaug.config import TrainConfig
-from fastaug.engine.optim import build_optimizer, decay_groups, learning_rate, load_optimizer
+from fastaug.engine.config import OptimConfig
+from fastaug.engine.optim import build_optimizer, learning_rate, load_optimizer
+from fastaug.engine.parameter_groups import parameter_groups
 from fastaug.errors import ConfigError
 from fastaug.recipes import get_recipe
 
 
 def undecayed(model: nn.Module) -> set[str]:
-    free = {id(p) for p in decay_groups(model, 0.1)[1]["params"]}
+    _, group = parameter_groups(model, OptimConfig(weight_decay=0.1))
+    assert group["weight_decay"] == 0
+    free = {id(p) for p in group["params"]}
     return {name for name, p in model.named_parameters() if id(p) in free}
 
 
@@ -31,7 +35,7 @@ class TestDecayGroups:
 
     def test_wrn_16_4_decays_as_many_weights_as_the_paper_s(self) -> None:
         model = fastaug.build_model("wrn-16-4", 100)
-        decayed, free = decay_groups(model, 5e-4)
+        decayed, free = parameter_groups(model, OptimConfig())
         assert sum(p.numel() for p in decayed["params"]) == 2_768_304
         assert sum(p.numel() for p in decayed["params"] + free["params"]) == 2_770_666
 
