@@ -134,6 +134,14 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.11",
+    classifiers=[
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+    ],
     packages=[
         *("fastaug", "fastaug.engine", "fastaug.runs", "fastaug.runs.loggers"),
         *("fastaug.runtime", "fastaug.data"),
@@ -198,6 +206,7 @@ setup(
             "ruff",
             "scipy",
             "setuptools",
+            "twine",  # make dist
             "wheel",
         ],
     },

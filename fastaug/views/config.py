@@ -56,9 +56,9 @@ class ViewConfig(Settings):
     """Dtype of the views. fp16 and bf16 halve their memory and need --precision fp16 or bf16; auto:
     that of --precision."""
     views_engine: Literal["auto", "fused", "dali"] = setting("auto", free_on_resume=True)
-    """What makes the views in the dali loader. fused: one kernel for the whole view (on a CPU it
-    needs g++ or clang++); dali: DALI's operators; auto: fused if it passes its admission check,
-    otherwise dali. The run logs the choice."""
+    """What makes the views in the dali loader. fused: one kernel for the whole view (on a CPU
+    prebuilt, or compiled by g++ or clang++); dali: DALI's operators; auto: fused if it passes its
+    admission check, otherwise dali. The run logs the choice."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -60,6 +60,8 @@ def fail(capsys: pytest.CaptureFixture, *args: str, main: Callable = train.main)
         ("--crop-area 0.1", "--crop-area 2"),
         ("--crop-area a b", "--crop-area a b"),
         ("--optimizer adamm", "--optimizer adamm adamw"),
+        ("--schedule warmup-cosine", "--schedule cosine --warmup-epochs 5"),
+        ("--freeze stam", "--freeze stam stem"),
         ("--model nope --data nowhere", "nope timm/NAME"),  # before the data is opened
         ("--out setup.py --data nowhere", "--out setup.py"),
         ("--out /proc/here/run --data nowhere", "--out /proc/here/run"),
