@@ -14,15 +14,18 @@ import pytest
 import torch
 from color_folders import write_folder
 from PIL import Image
+from timm_files import NAME, save_weights, trained_network
 
 import fastaug
-from fastaug import cli, export, train
+from fastaug import cli, evaluate, export, predict, preview, train
 from fastaug.config import TrainConfig
 from fastaug.data import shapes
 from fastaug.engine.trainer import Trainer
 from fastaug.kernels import registry
 
 DOCS = Path(__file__).parents[2] / "docs"
+COMMANDS = {"evaluate": evaluate, "export": export, "predict": predict, "preview": preview}
+COMMANDS |= {"train": train}
 
 
 def examples(page: str) -> list[str]:
@@ -183,3 +186,28 @@ def test_the_views_in_a_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     names = run(code.replace("(0, 700, 1900)", "(0, 7, 19)"))
     assert names["views"].shape == (3, 8, 3, 64, 64)
     assert (tmp_path / "views.png").stat().st_size > 1000
+
+
+def test_the_commands_of_fine_tuning(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The walk-through on the color folders, with timm's smallest network in one step; the other
+    trainings as far as the network. Nothing is downloaded."""
+    monkeypatch.chdir(tmp_path)
+    save_weights(trained_network(), tmp_path / "W.safetensors")
+    (tmp_path / "photo.jpg").write_bytes(next(folder.rglob("*.jpg")).read_bytes())
+    small = f"timm/{NAME} --no-pretrained --size 32 --max-steps 1 --epochs 2 --workers 0"
+    page = (DOCS / "guide/fine-tuning.md").read_text().partition("## Does it help")[0]
+    ran = []
+    for command, words in re.findall(r"^    python -m fastaug\.(\w+) (.*)$", page, re.MULTILINE):
+        line = words.replace("DIR", str(folder))
+        if "--out" in line:
+            line = line.replace("timm/resnet18", small).replace("--validation 0.2", "")
+        args = line.split()
+        if command == "train" and "--out" not in line:
+            train.configure(args)
+        else:
+            assert COMMANDS[command].main(args) == 0, line
+            ran.append(command)
+    assert ran == ["preview", "train", "evaluate", "predict", "export"]
+    assert (tmp_path / "runs/first/best.onnx").exists()
