@@ -6,7 +6,7 @@ components.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from typing import Any, Self, get_type_hints
@@ -144,12 +144,14 @@ class TrainConfig:
         owner = setting_owners(type(self))[name]  # type: ignore[arg-type]
         return getattr(getattr(self, owner), name)
 
-    def differences(self, other: TrainConfig) -> list[str]:
+    def differences(self, other: TrainConfig, *, ignore: Collection[str] = ()) -> list[str]:
         """The settings that a resumed run must keep and that differ, with both values."""
         return [
             f"{flag(name)} {typed(self.get(name))} (here: {typed(other.get(name))})"
             for name in setting_owners()
-            if name not in free_on_resume() and self.get(name) != other.get(name)
+            if name not in free_on_resume()
+            and name not in ignore
+            and self.get(name) != other.get(name)
         ]
 
 

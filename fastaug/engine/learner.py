@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import math
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -28,6 +29,7 @@ from fastaug.runtime.device import autocast
 from fastaug.runtime.distributed import Group
 from fastaug.runtime.trace import trace_range
 from fastaug.views.batch import ViewBatch
+from fastaug.views.resizing import sizes_of_training
 
 
 class Learner:
@@ -39,8 +41,14 @@ class Learner:
     """
 
     def __init__(
-        self, config: TrainConfig, classes: int, device: torch.device, group: Group | None = None
+        self,
+        config: TrainConfig,
+        classes: int,
+        device: torch.device,
+        group: Group | None = None,
+        initialize: Callable[[nn.Module], object] | None = None,
     ) -> None:
+        """initialize: called with the new network, to load weights into it, on every rank."""
         self.config = config
         self.device = device
         self.group = group or Group()
@@ -54,7 +62,13 @@ class Learner:
                 average=config.loss.average,
             )
         )
-        self.model = build_configured_model(config.model, classes, config.view.size).to(device)
+        sizes = sizes_of_training(config.view, config.optim.epochs)
+        self.model = build_configured_model(
+            config.model, classes, config.view.size, several_sizes=len(sizes) > 1
+        )
+        if initialize is not None:
+            initialize(self.model)
+        self.model.to(device)
         if config.model.batch_norm == "sync":
             synchronize_batch_norm(self.model, config.model.model, self.group)
         self.frozen = freeze(self.model, config.optim.freeze)
@@ -65,7 +79,7 @@ class Learner:
             raise ConfigError(
                 f"--compile {mode} needs a single rank, got {self.group.ranks}; use default"
             )
-        self.network = network if mode == "off" else torch.compile(network, mode=mode)
+        self.network = network if mode == "off" else _compiled(network, mode, len(sizes))
         self.optimizer = build_optimizer(self.model, config.optim)
         self._step = GuardedStep(self.optimizer, device)
         self._clip = Clipping(self.model, config.optim)
@@ -205,6 +219,16 @@ class Learner:
         self._step.forget()
         load_optimizer(self.optimizer, state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
+
+
+def _compiled(network: nn.Module, mode: str, sizes: int) -> Callable[[Tensor], Tensor]:
+    """sizes: the number of sizes of the views. Each gets a program of its own: the second one that
+    torch compiles by default would be for any size, which is slower."""
+    if sizes == 1:
+        return torch.compile(network, mode=mode)
+    limit = torch._dynamo.config.recompile_limit  # beyond it, torch would not compile
+    torch._dynamo.config.recompile_limit = max(limit, sizes)
+    return torch.compile(network, mode=mode, dynamic=False)
 
 
 def _over_ranks(model: nn.Module, device: torch.device, group: Group) -> DistributedDataParallel:

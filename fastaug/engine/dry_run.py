@@ -1,0 +1,125 @@
+"""--dry-run: everything up to a real training step and an evaluated batch, without a run folder."""
+
+from __future__ import annotations
+
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+
+from fastaug.config import TrainConfig
+from fastaug.engine.optim import learning_rate
+from fastaug.engine.trainer import Trainer
+from fastaug.runs.console import announcement, show_table
+from fastaug.runtime.arithmetic import arithmetic_in_force
+from fastaug.runtime.distributed import Group
+
+STEPS = 2
+"""The first step also starts the loader and compiles; the last one is timed."""
+
+
+def dry_run(config: TrainConfig, checkpoint: Path | None, group: Group) -> None:
+    """Build all that a run needs, take some steps, and print a table. Nothing is written but
+    caches."""
+    trainer = Trainer(config, checkpoint, group)
+    seconds, losses = _train(trainer)
+    evaluated = _evaluate_batch(trainer)
+    memory = group.gather(_peak_memory(trainer.device))
+    if group.is_first:
+        rows = [*_setup_rows(trainer), *_step_rows(trainer, seconds, losses), evaluated]
+        rows.append(("peak memory", ", ".join(dict.fromkeys(memory))))
+        show_table("dry run: nothing was written", rows)
+
+
+def _train(trainer: Trainer) -> tuple[list[float], list[float]]:
+    """Seconds and loss of each step, all parts of it included."""
+    learner, parts = trainer.learner, trainer.config.optim.accumulate
+    learner.model.train()
+    seconds, losses = [], []
+    batches = iter(trainer.loader)
+    for step in range(trainer.step, trainer.step + min(STEPS, trainer.steps_per_epoch)):
+        started = time.perf_counter()
+        learner.start_step(step)
+        terms = [
+            learner.backward(batch, 1 / parts, last=part + 1 == parts)
+            for part, batch in zip(range(parts), batches, strict=False)
+        ]
+        if len(terms) < parts:  # a resumed run at the end of an epoch
+            learner.abandon_step()
+            break
+        optim, images = trainer.config.optim, trainer.config.images_per_step
+        learner.update(learning_rate(step, trainer.steps_per_epoch, optim, images))
+        loss = torch.stack([part.loss for part in terms]).mean()
+        losses.append(trainer.group.mean_(loss).item())  # waits for the device
+        seconds.append(time.perf_counter() - started)
+    return seconds, losses
+
+
+class _FirstBatchDoneError(Exception):
+    """Ends an evaluation after its first batch."""
+
+
+def _evaluate_batch(trainer: Trainer) -> tuple[str, str]:
+    def stop(done: int, total: int) -> None:
+        raise _FirstBatchDoneError(total)
+
+    evaluation, views = trainer.evaluations[0], trainer.config.eval.eval_views
+    try:
+        evaluation.measure(trainer.learner.evaluated_model, views=views, on_batch=stop)
+    except _FirstBatchDoneError as done:
+        (total,) = done.args
+    return "evaluation", f"1 of {total:,} batches of an epoch's evaluation done"
+
+
+def _setup_rows(trainer: Trainer) -> list[tuple[str, str]]:
+    config = trainer.config
+    what, steps, *remarks = announcement(
+        config,
+        trainer.train_images,
+        [evaluation.image_sets[0] for evaluation in trainer.evaluations],
+        steps_per_epoch=trainer.steps_per_epoch,
+        last_step=trainer.last_step,
+        device=trainer.device,
+        group=trainer.group,
+    )
+    parameters = sum(parameter.numel() for parameter in trainer.learner.model.parameters())
+    resumed = [("resumes at", f"step {trainer.step:,}")] if trainer.first_step else []
+    return [
+        ("run", f"{what}\n{steps}"),
+        *[("note", remark) for remark in remarks],
+        *resumed,
+        ("steps", f"{trainer.steps_per_epoch:,} in each of {config.optim.epochs:,} epochs"),
+        ("model", f"{config.model.model}, {parameters:,} parameters"),
+        ("loss kernel", trainer.learner.kernel.name),
+        ("views", f"{config.data.loader} loader, {trainer.loader.engine_name}"),
+        ("precision", arithmetic_in_force(trainer.device, config.run.precision)),
+    ]
+
+
+def _step_rows(
+    trainer: Trainer, seconds: list[float], losses: list[float]
+) -> list[tuple[str, str]]:
+    if not seconds:
+        return [("training", "nothing left to train")]
+    views = trainer.config.optim.batch_size
+    epoch = timedelta(seconds=round(seconds[-1] * trainer.steps_per_epoch))
+    shown = ", then ".join(f"{loss:.4f}" for loss in losses)
+    return [
+        ("loss", shown),
+        ("step", f"{seconds[-1]:.3f} s, {views / seconds[-1]:,.0f} views/s"),
+        ("epoch", f"roughly {epoch}, by this one step, without evaluation"),
+    ]
+
+
+def _peak_memory(device: torch.device) -> str:
+    if device.type == "cuda":
+        return f"{torch.cuda.max_memory_allocated(device) / 1e9:.2f} GB on {device}"
+    try:
+        import resource
+    except ImportError:  # Windows
+        return "unknown"
+    unit = 1 if sys.platform == "darwin" else 1024
+    used = unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return f"{used / 1e9:.1f} GB in the process, without workers of the loader"
