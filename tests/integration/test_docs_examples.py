@@ -115,6 +115,29 @@ def test_the_loss_in_a_loop() -> None:
     assert not torch.equal(model[1].weight, before)
 
 
+def test_soft_targets() -> None:
+    """A teacher and noisy labels, against torch's cross_entropy."""
+    torch.manual_seed(0)
+    student, teacher = torch.nn.Linear(6, 3), torch.nn.Linear(6, 3)
+    names = {"torch": torch, "fastaug": fastaug, "student": student, "teacher": teacher}
+    names |= {"plain": torch.randn(5, 6), "views": torch.randn(5 * 4, 6), "K": 4}
+    names |= {"temperature": 2.0, "labels": torch.tensor([0, 1, 2, 1, 0])}
+    names |= {"noise": torch.rand(3, 3), "unlabeled": torch.tensor([False, True] * 2 + [False])}
+    distill, noisy = examples("guide/loss.md")
+    run(distill, names)
+    rows = (teacher(names["plain"]) / 2).softmax(-1).repeat_interleave(4, 0)
+    expected = torch.nn.functional.cross_entropy(student(names["views"]), rows)
+    torch.testing.assert_close(names["terms"].nll.mean(), expected.detach())
+    assert student.weight.grad is not None
+    assert teacher.weight.grad is None
+    run(noisy, names)
+    rows = names["noise"][names["labels"]] * ~names["unlabeled"][:, None]
+    rows = rows.repeat_interleave(4, 0)
+    expected = torch.nn.functional.cross_entropy(student(names["views"]), rows)
+    torch.testing.assert_close(names["terms"].nll.mean(), expected.detach())
+    assert (names["terms"].nll == 0).tolist() == names["unlabeled"].tolist()
+
+
 def test_the_statistics_of_own_data(capsys: pytest.CaptureFixture) -> None:
     """The printed flag against torch's mean and deviation of all pixels, and as a flag."""
     (code,) = examples("guide/views.md")
