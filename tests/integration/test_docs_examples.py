@@ -14,13 +14,16 @@ import torch
 from color_folders import write_folder
 
 import fastaug
-from fastaug import train
+from fastaug import cli, train
 from fastaug.config import TrainConfig
 from fastaug.data import shapes
 from fastaug.engine.trainer import Trainer
 from fastaug.exporters.formats import export_network
 from fastaug.kernels import registry
+from fastaug.recipes import get_recipe
 from fastaug.runs.checkpoint import load_checkpoint
+from fastaug.runs.config_file import ConfigFile
+from fastaug.runs.folder import RunFolder
 from fastaug.runs.weights import model_from_checkpoint
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -184,3 +187,28 @@ def test_the_views_in_a_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     names = run(code.replace("(0, 700, 1900)", "(0, 7, 19)"))
     assert names["views"].shape == (3, 8, 3, 64, 64)
     assert (tmp_path / "views.png").stat().st_size > 1000
+
+
+def test_logger_of_the_docs(
+    tiny: Callable[..., TrainConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (example,) = examples("guide/logging.md")
+    (tmp_path / "logger_of_the_docs.py").write_text(example)
+    monkeypatch.syspath_prepend(tmp_path)
+    folder = RunFolder(tiny(log=("logger_of_the_docs:MyLogger",)), say=pytest.fail).open()
+    folder.write("train", 2, {"loss": 1.5}, {})
+    folder.close()
+    assert (folder.path / "my.log").read_text() == "2 {'train/loss': 1.5}\n"
+
+
+def test_config_file_of_the_docs(tmp_path: Path) -> None:
+    (example,) = re.findall(
+        r"```yaml\n(.*?)```", (DOCS / "guide/training.md").read_text(), re.DOTALL
+    )
+    (tmp_path / "birds.yaml").write_text(example)
+    file = ConfigFile(str(tmp_path / "birds.yaml"))
+    default = get_recipe(file.text("recipe"))
+    config = cli.parse_training(TrainConfig, file.flags(), prog="", default=default)
+    changes = {"data": "/data/birds", "batch_size": 128, "lr": 1e-3, "crop_area": (0.5, 1.0)}
+    changes |= {"log": ("tensorboard", "wandb"), "antialias": True}
+    assert config == default.replace(**changes)
