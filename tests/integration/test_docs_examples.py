@@ -22,6 +22,9 @@ from fastaug.config import TrainConfig
 from fastaug.data import shapes
 from fastaug.engine.trainer import Trainer
 from fastaug.kernels import registry
+from fastaug.recipes import get_recipe
+from fastaug.runs.config_file import ConfigFile
+from fastaug.runs.folder import RunFolder
 
 DOCS = Path(__file__).parents[2] / "docs"
 COMMANDS = {"evaluate": evaluate, "export": export, "predict": predict, "preview": preview}
@@ -234,3 +237,28 @@ def test_the_commands_of_fine_tuning(
             ran.append(command)
     assert ran == ["preview", "train", "evaluate", "predict", "export"]
     assert (tmp_path / "runs/first/best.onnx").exists()
+
+
+def test_logger_of_the_docs(
+    tiny: Callable[..., TrainConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (example,) = examples("guide/logging.md")
+    (tmp_path / "logger_of_the_docs.py").write_text(example)
+    monkeypatch.syspath_prepend(tmp_path)
+    folder = RunFolder(tiny(log=("logger_of_the_docs:MyLogger",)), say=pytest.fail).open()
+    folder.write("train", 2, {"loss": 1.5}, {})
+    folder.close()
+    assert (folder.path / "my.log").read_text() == "2 {'train/loss': 1.5}\n"
+
+
+def test_config_file_of_the_docs(tmp_path: Path) -> None:
+    (example,) = re.findall(
+        r"```yaml\n(.*?)```", (DOCS / "guide/training.md").read_text(), re.DOTALL
+    )
+    (tmp_path / "birds.yaml").write_text(example)
+    file = ConfigFile(str(tmp_path / "birds.yaml"))
+    default = get_recipe(file.text("recipe"))
+    config = cli.parse_training(TrainConfig, file.flags(), prog="", default=default)
+    changes = {"data": "/data/birds", "batch_size": 128, "lr": 1e-3, "crop_area": (0.5, 1.0)}
+    changes |= {"log": ("tensorboard", "wandb"), "antialias": True}
+    assert config == default.replace(**changes)
