@@ -261,7 +261,7 @@ def finetune() -> TrainConfig:
         label_smoothing=0.1,
         epochs=20,
         lr=0.004,
-        schedule="warmup-cosine",
+        schedule="cosine",
         warmup_epochs=0.5,
         clip_norm=2.0,
         precision="tf32",

@@ -12,10 +12,12 @@ import yaml
 
 from fastaug.config import TrainConfig, setting_owners
 from fastaug.errors import ConfigError, first_line, suggest
-from fastaug.settings import flag, switch, typed
+from fastaug.settings import flag, switch
 
 MAX_SIZE = 256 * 1024
 """Bytes of a config file; a run's config.json has about 2,000."""
+MAX_TEXT = 4096
+"""Characters of a value: those of a path on Linux."""
 OF_ONE_RUN = ("out", "resume", "max_steps", "profile", "debug")
 """Settings that are not taken from another run's config.json."""
 
@@ -111,10 +113,10 @@ class ConfigFile:
             value = "off" if value is False else "true"
         items = value if isinstance(value, list) else [value]
         try:
-            words = [typed(item) for item in items if _is_plain(item)]
+            words = [_word(item) for item in items if _is_plain(item)]
         except ValueError as error:  # an integer of more than 4,300 digits
             raise self.error(f"{name}: {first_line(error)}") from error
-        if len(words) < len(items) or any(word.startswith("--") for word in words):
+        if len(words) < len(items) or any(w.startswith("--") or len(w) > MAX_TEXT for w in words):
             raise self.error(f"{name} cannot be {short(value)}")
         return [flag(name), *words] if isinstance(value, list) else [f"{flag(name)}={words[0]}"]
 
@@ -139,6 +141,11 @@ def short(value: Any) -> str:
     except ValueError:  # an integer of more than 4,300 digits
         return "a huge number"
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _word(item: Any) -> str:
+    """An item of a list as it is typed: [0.5, 0.4, 0.3] -> 0.5,0.4,0.3."""
+    return ",".join(map(str, item)) if isinstance(item, list) else str(item)
 
 
 def _is_plain(item: Any) -> bool:

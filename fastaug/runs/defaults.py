@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fastaug.config import TrainConfig
-from fastaug.errors import ConfigError
-from fastaug.recipes import default_recipe, get_recipe
+from fastaug.errors import ConfigError, suggest
+from fastaug.recipes import RECIPES, default_recipe, get_recipe
 from fastaug.runs.checkpoint import load_checkpoint
-from fastaug.runs.config_file import ConfigFile
+from fastaug.runs.config_file import ConfigFile, short
 from fastaug.runs.resume import find_checkpoint, restarted_checkpoint, run_of
 from fastaug.settings import flag
 
@@ -59,6 +59,8 @@ def _recipe_name(recipe: str, data: str, file: ConfigFile | None) -> str:
         raise file.error(f"has the recipe {named}, and --recipe is {recipe}; omit one of them")
     if file.has_all_settings:
         return ""
+    if named and named not in RECIPES:
+        raise file.error(f"no recipe {short(named)}: {suggest(named[:50], RECIPES)}")
     return recipe or named or default_recipe(data)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,16 +13,14 @@ import numpy as np
 import pytest
 import torch
 from color_folders import write_folder
+from PIL import Image
 
 import fastaug
-from fastaug import train
+from fastaug import cli, export, train
 from fastaug.config import TrainConfig
 from fastaug.data import shapes
 from fastaug.engine.trainer import Trainer
-from fastaug.exporters.formats import export_network
 from fastaug.kernels import registry
-from fastaug.runs.checkpoint import load_checkpoint
-from fastaug.runs.weights import model_from_checkpoint
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -113,20 +112,6 @@ def test_the_loss_in_a_loop() -> None:
     assert not torch.equal(model[1].weight, before)
 
 
-def test_the_central_crop_is_what_fastaug_makes() -> None:
-    """The page's numpy lines against the view kernel, which was not written from them."""
-    (code,) = examples("guide/evaluation.md")
-    central_crop = run(code)["central_crop"]
-    random = np.random.default_rng(0)
-    for height, width in ((61, 97), (500, 375), (37, 37), (8, 200)):
-        image = random.integers(0, 256, (height, width, 3), np.uint8)
-        images = [torch.from_numpy(image)]
-        plan = fastaug.plan_views(images, views=1, size=32, augment="none")
-        (view,) = fastaug.make_views(images, plan, normalize=None)[0]
-        expected = central_crop(image, 32)
-        assert np.abs(view.permute(1, 2, 0).numpy() - expected).max() < 0.001
-
-
 def test_the_statistics_of_own_data(capsys: pytest.CaptureFixture) -> None:
     """The printed flag against torch's mean and deviation of all pixels, and as a flag."""
     (code,) = examples("guide/views.md")
@@ -152,14 +137,28 @@ def test_the_checkpoint_page(finished_run: Path) -> None:
     assert torch.equal(names["model"].stem.weight, averaged)
 
 
-def test_the_export_page(finished_run: Path) -> None:
-    state = load_checkpoint(finished_run / "best.pt")
-    config = TrainConfig.from_saved(state["config"])
-    export_network("onnx", Path("best.onnx"), model_from_checkpoint(state), config, {})
+def test_the_export_page(
+    finished_run: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The blocks of the page build on one another. The last one is preprocess.py."""
+    for to in ("onnx", "onnx-with-preprocessing"):
+        assert cli.run(export.main, [".", "--to", to]) == 0
+    pixels = np.random.default_rng(0).integers(0, 256, (50, 70, 3), np.uint8)
+    Image.fromarray(pixels).save("photo.jpg")
+    monkeypatch.syspath_prepend(finished_run)
+    *codes, snippet = examples("guide/export.md")
+    assert snippet == Path("preprocess.py").read_text()
+    capsys.readouterr()
     names: dict[str, Any] = {}
-    for code in examples("guide/export.md"):
+    logits = []
+    for code in codes:
         run(code, names)
-    assert (names["size"], names["classes"]) == (32, list(state["classes"]))
+        logits.append(torch.as_tensor(names["logits"]))
+    monkeypatch.delitem(sys.modules, "preprocess")
+    for own in logits:
+        torch.testing.assert_close(own, logits[0], rtol=1e-4, atol=1e-5)
+    printed = capsys.readouterr().out.split()
+    assert printed == [names["trained"].classes[logits[0].argmax()]] * 2
 
 
 def test_the_run_folder_page_lists_what_a_run_writes(finished_run: Path) -> None:

@@ -87,6 +87,12 @@ class TestOptimizer:
         with raises(ConfigError, "apex --optimizer sgd"):
             build_optimizer(nn.Linear(2, 2), TrainConfig.from_flat(optimizer="apex").optim)
 
+    def test_sgd_needs_no_timm_and_others_say_so(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "timm.optim", None)
+        build_optimizer(nn.Linear(2, 2), TrainConfig().optim)
+        with raises(ConfigError, "--optimizer lamb timm"):
+            build_optimizer(nn.Linear(2, 2), TrainConfig.from_flat(optimizer="lamb").optim)
+
     def test_apex_is_used_on_request(self, monkeypatch: pytest.MonkeyPatch) -> None:
         optimizers = ModuleType("apex.optimizers")
         optimizers.FusedSGD = torch.optim.SGD  # type: ignore[attr-defined]
@@ -146,6 +152,19 @@ class TestSchedules:
         middle = warm + (total - warm) // 2
         assert learning_rate(middle, 10, config.optim, config.images_per_step) == pytest.approx(0.2)
         assert learning_rate(total, 10, config.optim, config.images_per_step) == pytest.approx(0)
+
+    @pytest.mark.parametrize("schedule", ["halving", "cosine", "constant"])
+    def test_warm_up_comes_before_every_schedule(self, schedule: str) -> None:
+        config = TrainConfig.from_flat(epochs=8, lr=0.2, schedule=schedule, warmup_epochs=1.5).optim
+        rates = [learning_rate(update, 10, config, 1) for update in range(80)]
+        assert rates[:15] == pytest.approx([0.2 * update / 15 for update in range(15)])
+        assert rates[15] == pytest.approx(0.2)
+        expected = {
+            "halving": [0.2] * 25 + [0.2 / 2**k for k in range(1, 11) for _ in range(4)],
+            "cosine": [0.1 * (1 + math.cos(math.pi * k / 65)) for k in range(65)],
+            "constant": [0.2] * 65,
+        }
+        assert rates[15:] == pytest.approx(expected[schedule])
 
     def test_resnet18_cosine_is_scaled_by_the_unique_images(self) -> None:
         config = get_recipe("cifar100-resnet18")
