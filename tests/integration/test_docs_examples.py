@@ -22,6 +22,9 @@ from fastaug.config import TrainConfig
 from fastaug.data import shapes
 from fastaug.engine.trainer import Trainer
 from fastaug.kernels import registry
+from fastaug.recipes import get_recipe
+from fastaug.runs.config_file import ConfigFile
+from fastaug.runs.folder import RunFolder
 
 DOCS = Path(__file__).parents[2] / "docs"
 COMMANDS = {"evaluate": evaluate, "export": export, "predict": predict, "preview": preview}
@@ -113,6 +116,29 @@ def test_the_loss_in_a_loop() -> None:
     expected = nll + torch.stack(pairs).mean()
     assert names["terms"].loss.item() == pytest.approx(expected.item(), rel=1e-5)
     assert not torch.equal(model[1].weight, before)
+
+
+def test_soft_targets() -> None:
+    """A teacher and noisy labels, against torch's cross_entropy."""
+    torch.manual_seed(0)
+    student, teacher = torch.nn.Linear(6, 3), torch.nn.Linear(6, 3)
+    names = {"torch": torch, "fastaug": fastaug, "student": student, "teacher": teacher}
+    names |= {"plain": torch.randn(5, 6), "views": torch.randn(5 * 4, 6), "K": 4}
+    names |= {"temperature": 2.0, "labels": torch.tensor([0, 1, 2, 1, 0])}
+    names |= {"noise": torch.rand(3, 3), "unlabeled": torch.tensor([False, True] * 2 + [False])}
+    distill, noisy = examples("guide/loss.md")
+    run(distill, names)
+    rows = (teacher(names["plain"]) / 2).softmax(-1).repeat_interleave(4, 0)
+    expected = torch.nn.functional.cross_entropy(student(names["views"]), rows)
+    torch.testing.assert_close(names["terms"].nll.mean(), expected.detach())
+    assert student.weight.grad is not None
+    assert teacher.weight.grad is None
+    run(noisy, names)
+    rows = names["noise"][names["labels"]] * ~names["unlabeled"][:, None]
+    rows = rows.repeat_interleave(4, 0)
+    expected = torch.nn.functional.cross_entropy(student(names["views"]), rows)
+    torch.testing.assert_close(names["terms"].nll.mean(), expected.detach())
+    assert (names["terms"].nll == 0).tolist() == names["unlabeled"].tolist()
 
 
 def test_the_statistics_of_own_data(capsys: pytest.CaptureFixture) -> None:
@@ -211,3 +237,28 @@ def test_the_commands_of_fine_tuning(
             ran.append(command)
     assert ran == ["preview", "train", "evaluate", "predict", "export"]
     assert (tmp_path / "runs/first/best.onnx").exists()
+
+
+def test_logger_of_the_docs(
+    tiny: Callable[..., TrainConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (example,) = examples("guide/logging.md")
+    (tmp_path / "logger_of_the_docs.py").write_text(example)
+    monkeypatch.syspath_prepend(tmp_path)
+    folder = RunFolder(tiny(log=("logger_of_the_docs:MyLogger",)), say=pytest.fail).open()
+    folder.write("train", 2, {"loss": 1.5}, {})
+    folder.close()
+    assert (folder.path / "my.log").read_text() == "2 {'train/loss': 1.5}\n"
+
+
+def test_config_file_of_the_docs(tmp_path: Path) -> None:
+    (example,) = re.findall(
+        r"```yaml\n(.*?)```", (DOCS / "guide/training.md").read_text(), re.DOTALL
+    )
+    (tmp_path / "birds.yaml").write_text(example)
+    file = ConfigFile(str(tmp_path / "birds.yaml"))
+    default = get_recipe(file.text("recipe"))
+    config = cli.parse_training(TrainConfig, file.flags(), prog="", default=default)
+    changes = {"data": "/data/birds", "batch_size": 128, "lr": 1e-3, "crop_area": (0.5, 1.0)}
+    changes |= {"log": ("tensorboard", "wandb"), "antialias": True}
+    assert config == default.replace(**changes)
