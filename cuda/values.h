@@ -10,8 +10,10 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#ifdef __F16C__
+#if defined(__F16C__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 #define FASTAUG_METHOD inline __attribute__((always_inline))
 #define FASTAUG_ROLLED
@@ -115,7 +117,11 @@ typedef int ints __attribute__((vector_size(4 * LANES)));
 constexpr ints LANE = {FASTAUG_LANE_NUMBERS};
 typedef unsigned unsigneds __attribute__((vector_size(4 * LANES)));
 typedef unsigned short ushorts __attribute__((vector_size(2 * LANES)));
+#ifdef __aarch64__  // g++ has no _Float16 there before version 13
+typedef __fp16 halves __attribute__((vector_size(2 * LANES)));
+#else
 typedef _Float16 halves __attribute__((vector_size(2 * LANES)));
+#endif
 
 template <class T>
 FASTAUG_FUNCTION T* in_global_memory(T* pointer) { return pointer; }
@@ -194,6 +200,8 @@ FASTAUG_FUNCTION floats widen(halves x) {
   return (floats)_mm512_cvtph_ps((__m256i)x);
 #elif defined(__F16C__)
   return (floats)_mm256_cvtph_ps((__m128i)x);
+#elif defined(__aarch64__)
+  return vcvt_f32_f16(x);
 #else
   return __builtin_convertvector(x, floats);
 #endif
@@ -204,6 +212,8 @@ FASTAUG_FUNCTION void narrow(floats x, halves* to) {
   *to = (halves)_mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT);
 #elif defined(__F16C__)
   *to = (halves)_mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT);
+#elif defined(__aarch64__)
+  *to = vcvt_f16_f32(x);
 #else
   *to = __builtin_convertvector(x, halves);
 #endif

@@ -1,8 +1,9 @@
-"""The native kernel: cuda/objective.cpp, compiled for this CPU on first use."""
+"""The native kernel: cuda/objective.cpp, prebuilt or compiled for this CPU on first use."""
 
 from __future__ import annotations
 
 import ctypes
+import os
 import struct
 from functools import cache
 from pathlib import Path
@@ -18,12 +19,13 @@ from fastaug.kernels.contract import (
     wrong_target,
 )
 from fastaug.toolchain.build import DTYPES
-from fastaug.toolchain.cpp import build_library, open_library, why_not
+from fastaug.toolchain.cpp import find_library, open_library, why_not
 
 _CPU = torch.device("cpu")
 _DTYPES = {dtype: code for code, dtype in enumerate(DTYPES)}
 # `Arguments` of objective.cpp
 _pack = struct.Struct("@iiPqqPqiiffPPPPiiP").pack
+_IMPORTED_IN = os.getpid()
 # Logits per thread, about 15 us of work: with less, waking the thread takes longer.
 _PER_THREAD = 16384
 
@@ -45,7 +47,7 @@ class NativeKernel:
 
     def sources(self) -> tuple[Path, ...]:
         # Also the library: it differs between CPUs and compilers.
-        return Path(__file__), _build()
+        return Path(__file__), _find()
 
     def value_and_grad(
         self,
@@ -135,11 +137,15 @@ def _why_not() -> str | None:
 @cache
 def _library() -> tuple[ctypes._NamedFuncPointer, int]:
     """The compiled function, and OpenMP's entry point for it."""
-    return _open(_build()), _openmp()
+    return _open(_find()), _openmp()
 
 
-def _build() -> Path:
-    return build_library("objective.cpp", "the native loss kernel")
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_library.cache_clear)
+
+
+def _find() -> Path:
+    return find_library("objective.cpp", "the native loss kernel")
 
 
 def _open(file: Path) -> ctypes._NamedFuncPointer:
@@ -153,8 +159,11 @@ def _openmp() -> int:
     """The OpenMP entry point of torch's threads: other threads would compete for the cores.
 
     Compilers call it for `#pragma omp parallel`; libgomp has it, as do Intel's and LLVM's
-    libraries. Where torch has none of them (0), the kernel starts its own threads.
+    libraries. Where torch has none of them (0), the kernel starts its own threads. So it does in a
+    forked process: OpenMP would wait forever for threads that only the parent has.
     """
+    if os.getpid() != _IMPORTED_IN:
+        return 0
     try:
         return ctypes.cast(ctypes.CDLL(None).GOMP_parallel, ctypes.c_void_p).value or 0
     except (AttributeError, OSError, TypeError):

@@ -43,10 +43,7 @@ def objective(
     average: what is averaged over the K views of an image: "losses", "probs" or "logits".
     kl_weight: weight of the pairwise KL between the views; label smoothing does not affect it.
     """
-    if average not in AVERAGES:
-        raise ConfigError(f"average must be one of {', '.join(AVERAGES)}, got {average!r}")
-    _check_range("kl_weight", kl_weight, math.inf)
-    _check_range("label_smoothing", label_smoothing, 1)
+    check_options(average, kl_weight, label_smoothing)
     check_logits(logits)
     _check_targets(targets, logits)
     return loss_terms(
@@ -94,6 +91,14 @@ def _resolved(
 ) -> Kernel | str:
     """The kernel; while compiling only its name, which each run of the graph looks up."""
     return kernel if torch.compiler.is_compiling() else find_kernel(kernel, logits, average, soft)
+
+
+def check_options(average: Average, kl_weight: float, label_smoothing: float) -> None:
+    """Raise ConfigError unless objective() takes these."""
+    if average not in AVERAGES:
+        raise ConfigError(f"average must be one of {', '.join(AVERAGES)}, got {average!r}")
+    _check_range("kl_weight", kl_weight, math.inf)
+    _check_range("label_smoothing", label_smoothing, 1)
 
 
 def _check_range(name: str, value: float, limit: float) -> None:

@@ -275,7 +275,7 @@ class TestCalls:
 class TestBuild:
     @pytest.fixture
     def load(self, own_cache: Path) -> Callable[[], Path]:
-        return native._build
+        return native._find
 
     def test_it_is_compiled_once(
         self, load: Callable[[], object], caplog: pytest.LogCaptureFixture
