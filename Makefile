@@ -8,7 +8,7 @@ BIN := $(FASTAUG_VENV)/bin
 # Names what is installed: the requirements, this folder (the install is editable) and the Python.
 INSTALLED := $(FASTAUG_VENV)/.installed-$(shell { cat setup.py pyproject.toml constraints.txt; pwd; $(PYTHON) --version; } | cksum | tr ' ' -)
 
-.PHONY: help train test test-all test-slow bench paper-mini check docs install clean
+.PHONY: help train test test-all test-slow bench paper-mini check docs dist install clean
 
 help:
 	@echo "make train   train on the built-in data set with and without the regularizer and compare, in under 2 minutes on two cores"
@@ -18,6 +18,7 @@ help:
 	@echo "make paper-mini  the paper's claims in small, on the built-in data and DATA=CIFAR-LIKE-FOLDER, in about an hour; resumable"
 	@echo "make check   ruff, ruff format --check, mypy"
 	@echo "make docs    build the documentation into build/site; a broken link fails"
+	@echo "make dist    build the sdist and the wheels into dist/, and check them"
 	@echo "make install make the virtual environment ($(FASTAUG_VENV)) and install fastaug into it"
 	@echo "make clean   remove $(FASTAUG_VENV) and caches of the tools"
 
@@ -67,6 +68,17 @@ docs: $(INSTALLED)
 	$(BIN)/python docs/generate_layouts.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
+# The wheels are built from the sdist, so that no stray file of the tree helps. Without a compiler for
+# a machine, there is no wheel for it.
+WHEEL := $(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist
+dist: $(INSTALLED)
+	rm -rf dist
+	$(BIN)/python -m build --sdist --no-isolation --outdir dist
+	FASTAUG_TARGET=any $(WHEEL) dist/fastaug-*.tar.gz
+	FASTAUG_TARGET=x86_64 $(WHEEL) dist/fastaug-*.tar.gz || echo "dist/ has no wheel for x86_64"
+	FASTAUG_TARGET=aarch64 $(WHEEL) dist/fastaug-*.tar.gz || echo "dist/ has no wheel for aarch64"
+	$(BIN)/python -m twine check --strict dist/*
+
 install: $(INSTALLED)
 
 $(INSTALLED):
@@ -78,4 +90,4 @@ $(INSTALLED):
 	@touch $@
 
 clean:
-	rm -rf $(FASTAUG_VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis build *.egg-info
+	rm -rf $(FASTAUG_VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis build dist *.egg-info

@@ -19,7 +19,7 @@ namespace {
 
 struct Call {
   const void* logits;
-  const long long* targets;
+  const void* targets;
   void* gradient;
   float *nll, *kl;
   long long images, image_stride, view_stride;
@@ -45,7 +45,7 @@ float* shared_memory(int floats_needed) {
   return memory.get();
 }
 
-template <class T, Average AVERAGE>
+template <class T, Average AVERAGE, class Target>
 void images_of_a_thread(void* data) {
   Call& call = *static_cast<Call*>(data);
   const Layout layout(call.shape.views, call.shape.width, 1,
@@ -54,14 +54,15 @@ void images_of_a_thread(void* data) {
   const long long tile = (long long)call.shape.views * call.shape.classes;
   OneThread block;
   const T* const logits = static_cast<const T*>(call.logits);
+  const auto targets = static_cast<const typename Target::Stored*>(call.targets);
   // A share is every `threads`-th image, so that a thread knows its next image and can prefetch it.
   // If fewer threads start than requested, some process several shares.
   for (int share; (share = call.next_share.fetch_add(1, std::memory_order_relaxed)) < call.threads;)
     for (long long b = share; b < call.images; b += call.threads) {
       const long long next = b + call.threads;
-      Objective<OneThread, T, AVERAGE>(
+      Objective<OneThread, T, AVERAGE, Target>(
           block, call.shape, call.weights, logits + b * call.image_stride, call.view_stride,
-          AVERAGE == NONE ? 0 : call.targets[b],
+          AVERAGE == NONE ? typename Target::Given() : Target::of(targets, b, call.shape.classes),
           call.gradient ? static_cast<T*>(call.gradient) + b * tile : nullptr, shared,
           next < call.images ? logits + next * call.image_stride : nullptr)
           .run(call.nll + b, call.kl + b);
@@ -71,13 +72,12 @@ void images_of_a_thread(void* data) {
 typedef void (*Work)(void*);
 
 template <class T>
-Work work_for(int average) {
-  switch (average) {
-#define CASE(name, AVERAGE, T) \
-  case AVERAGE: return images_of_a_thread<T, AVERAGE>;
-    FASTAUG_AVERAGES(CASE, T)
+Work work_for(int average, bool soft) {
+#define CASE(name, AVERAGE, T, Target) \
+  case AVERAGE: return images_of_a_thread<T, AVERAGE, Target>;
+  if (soft) switch (average) { FASTAUG_AVERAGES_OF_TARGETS(CASE, T, SoftTarget) }
+  else switch (average) { FASTAUG_AVERAGES(CASE, T, ClassTarget) }
 #undef CASE
-  }
   return nullptr;
 }
 
@@ -99,7 +99,7 @@ struct Arguments {
   int average;  // as in objective.h
   const void* logits;
   long long image_stride, view_stride;  // in elements
-  const long long* targets;
+  const void* targets;  // [B] classes, or [B, C] fp32
   long long images;
   int views, classes;
   float kl_weight, smoothing;
@@ -107,22 +107,23 @@ struct Arguments {
   float* mean;     // of nll + kl_weight * kl, then gradient is that of the mean; null: of each image
   void* gradient;  // null: only the values
   int threads;
+  int soft;           // 1: targets are [B, C]
   Parallel parallel;  // null: start threads
 };
 
 // Returns -1, or the first image whose target is not a class; then nothing is computed.
 extern "C" long long fastaug_objective(const Arguments* a) {
   using namespace fastaug;
-  if (a->average != NONE)
+  if (a->average != NONE && !a->soft)
     for (long long b = 0; b < a->images; ++b)
-      if (a->targets[b] < 0 || a->targets[b] >= a->classes) return b;
+      if (ClassTarget(static_cast<const long long*>(a->targets)[b], a->classes).index < 0) return b;
   Call call = {a->logits, a->targets, a->gradient, a->nll, a->kl, a->images, a->image_stride,
                a->view_stride, {a->views, a->classes, chunk_width(a->views, a->classes)},
                {a->kl_weight, a->smoothing, a->mean ? 1.f / a->images : 1.f},
                a->threads > 1 ? a->threads : 1, {0}};
-  const Work work = a->dtype == 0   ? work_for<float>(a->average)
-                    : a->dtype == 1 ? work_for<f16>(a->average)
-                                    : work_for<bf16>(a->average);
+  const Work work = a->dtype == 0   ? work_for<float>(a->average, a->soft)
+                    : a->dtype == 1 ? work_for<f16>(a->average, a->soft)
+                                    : work_for<bf16>(a->average, a->soft);
   if (a->threads <= 1) {
     work(&call);
   } else if (a->parallel) {

@@ -10,6 +10,7 @@
 //
 //   nll = -sum_c q_c s_c, q the smoothed target; s_c = u_c where losses are averaged,
 //   log mean_k p_kc for probabilities, u_c - log sum_c exp(u_c) for logits.
+// A target is a class, or one number for each class (soft). The sum of q is then any number.
 //
 // The gradient goes through v = d(nll + kl_weight kl)/d lp and the Jacobian of log softmax:
 //   grad_kc = v_kc - p_kc sum_c v_kc
@@ -27,9 +28,10 @@ namespace fastaug {
 // fastaug/kernels reads these codes by name, from `Average` in fastaug/kernels/config.py. NONE: only
 // the regularizer, without targets. X is applied to each, for the functions that are compiled.
 enum Average { LOSSES, PROBS, LOGITS, NONE };
-#define FASTAUG_AVERAGES(X, ...)                                                      \
-  X(losses, LOSSES, __VA_ARGS__) X(probs, PROBS, __VA_ARGS__)                          \
-  X(logits, LOGITS, __VA_ARGS__) X(none, NONE, __VA_ARGS__)
+#define FASTAUG_AVERAGES_OF_TARGETS(X, ...) \
+  X(losses, LOSSES, __VA_ARGS__) X(probs, PROBS, __VA_ARGS__) X(logits, LOGITS, __VA_ARGS__)
+#define FASTAUG_AVERAGES(X, ...) \
+  FASTAUG_AVERAGES_OF_TARGETS(X, __VA_ARGS__) X(none, NONE, __VA_ARGS__)
 
 // FLOOR stands in for -inf, so that differences are finite: a class at -inf in all views then has
 // p = r = 0 and contributes nothing. Values beyond LIMIT come from it, and mean infinity.
@@ -64,21 +66,43 @@ struct Layout {
   }
 };
 
-template <class Block, class T, Average AVERAGE>
+// A target is a class, or a number for each class. Given: what a program gets for an image, by value,
+// so that the code for classes is the same as without soft targets.
+struct ClassTarget {
+  typedef long long Stored, Given;  // of all images: [B]
+  static constexpr bool SOFT = false;
+  static FASTAUG_METHOD Given of(const Stored* targets, long long b, int) { return targets[b]; }
+  int index;  // -1: not a class
+  FASTAUG_METHOD ClassTarget(Given target, int classes)
+      : index(target >= 0 && target < classes ? (int)target : -1) {}
+};
+struct SoftTarget {
+  typedef float Stored;  // of all images: [B, C]
+  typedef const float* Given;
+  static constexpr bool SOFT = true;
+  static FASTAUG_METHOD Given of(const Stored* targets, long long b, int classes) {
+    return targets + b * classes;
+  }
+  Given row;
+  FASTAUG_METHOD SoftTarget(Given target, int) : row(target) {}
+};
+
+template <class Block, class T, Average AVERAGE, class Target = ClassTarget>
 class Objective {
   typedef typename Block::Value Value;
   static constexpr int LANES = Block::LANES;
+  static constexpr bool SOFT = Target::SOFT;
 
  public:
   // logits: of the first view; view_stride: elements between views; gradient: [K, C], or null for
   // only the values; next_logits: of the next image of this thread, or null. A target that is not a
   // class gives nll = NaN.
   FASTAUG_METHOD Objective(Block& block, Shape shape, Weights weights, const T* logits,
-                           long long view_stride, long long target, T* gradient, float* shared,
-                           const T* next_logits = nullptr)
+                           long long view_stride, typename Target::Given target, T* gradient,
+                           float* shared, const T* next_logits = nullptr)
       : block(block), K(shape.views), C(shape.classes), width(shape.width), weights(weights),
         logits(logits), view_stride(view_stride),
-        target(target >= 0 && target < shape.classes ? (int)target : -1), gradient(gradient),
+        target(target, shape.classes), gradient(gradient),
         at(shape.views, shape.width, block.teams, Block::row_stride(shape.width)), shared(shared),
         next_logits(next_logits) {}
 
@@ -114,12 +138,13 @@ class Objective {
   }
 
  private:
-  // Sums over the columns of a thread. top, total: the largest u and the sum of exp(u - top).
+  // Sums over the columns of a thread. top, total: the largest u and the sum of exp(u - top);
+  // target: of a soft target, where logits are averaged.
   struct Sums {
-    Value kl = {}, score = {}, common = {}, top = Value{} + FLOOR, total = {};
+    Value kl = {}, score = {}, common = {}, top = Value{} + FLOOR, total = {}, target = {};
   };
   struct Totals {
-    float common, log_total;
+    float common, log_total, target;
   };
 
   Block& block;
@@ -127,7 +152,7 @@ class Objective {
   const Weights weights;
   const T* const logits;
   const long long view_stride;
-  const int target;  // -1: not a class
+  const Target target;
   T* const gradient;
   const Layout at;
   float* const shared;
@@ -260,7 +285,18 @@ class Objective {
 
   FASTAUG_METHOD Value smoothed_target(int c) const {
     const float other = weights.smoothing / C;
-    return numbered<Value>(c, target, C, other + (1 - weights.smoothing), other);
+    if constexpr (SOFT)
+      return load(target.row + c, C - c, 0) * (1 - weights.smoothing) +
+             numbered<Value>(c, -1, C, other, other);
+    else
+      return numbered<Value>(c, target.index, C, other + (1 - weights.smoothing), other);
+  }
+  // 0 times infinity is 0 here. A soft target may be so small that its product with FLOOR, which
+  // stands in for infinity, is no more beyond LIMIT.
+  FASTAUG_METHOD static Value weighted(Value q, Value score) {
+    if constexpr (!SOFT) return q * score;
+    const Value at_infinity = q == 0.f ? Value{} : q * -infinite();
+    return score < -LIMIT ? at_infinity : q * score;
   }
   FASTAUG_METHOD Value log_p(int k, int c) const {
     return (cell(at.z, k, c) - row(at.top, k)) - row(at.log_sum, k);
@@ -301,8 +337,9 @@ class Objective {
         sums.total = sums.total * exponential(sums.top - largest) + exponential(u - largest);
         sums.top = largest;
         column(at.u, c) = u;
+        if constexpr (SOFT) sums.target += q;
       }
-      if (AVERAGE != NONE) sums.score += q * score;
+      if (AVERAGE != NONE) sums.score += weighted(q, score);
 
       Value x_sum = {}, kl = {};
       for (int k = 0; k < K; ++k) {
@@ -346,26 +383,33 @@ class Objective {
     const float kl_sum = block_sum(block, lane_sum(sums.kl), scratch);
     const float score = block_sum(block, lane_sum(sums.score), scratch + next);
     const float common = block_sum(block, lane_sum(sums.common), scratch + 2 * next);
-    float log_total = 0;
+    float log_total = 0, target_sum = 1;
     if (AVERAGE == LOGITS) {
       const float top = block_max(block, lane_max(sums.top), scratch + 3 * next);
       const float total = lane_sum(sums.total * exponential(sums.top - top));
       log_total = top + logf(block_sum(block, total, scratch + 4 * next));
+      if constexpr (SOFT) target_sum = block_sum(block, lane_sum(sums.target), scratch);
     }
     if (block.thread == 0) {
-      const bool is_class = AVERAGE == NONE || target >= 0;
-      *nll = is_class ? finite_or_infinite(log_total - score) : not_a_number();
+      if constexpr (SOFT) {
+        *nll = target_sum * log_total - score;
+      } else {
+        const bool is_class = AVERAGE == NONE || target.index >= 0;
+        *nll = is_class ? finite_or_infinite(log_total - score) : not_a_number();
+      }
       *kl = K > 1 ? finite_or_infinite(kl_sum / (K - 1)) : 0;
     }
-    return {common, log_total};
+    return {common, log_total, target_sum};
   }
   FASTAUG_METHOD static float finite_or_infinite(float x) { return x > LIMIT ? infinite() : x; }
 
   FASTAUG_METHOD void write_gradient(int first, bool whole, Totals totals) {
     const int here = columns_here(first);
-    if (AVERAGE == LOGITS) {  // (softmax(mean z) - q) / K: the same for all views, and already d/dz
+    // (softmax(mean z) sum q - q) / K: the same for all views, and already d/dz
+    if (AVERAGE == LOGITS) {
       for (int c = block.thread * LANES; c < here; c += block.threads * LANES) {
-        const Value g = exponential(column(at.u, c) - totals.log_total);
+        Value g = exponential(column(at.u, c) - totals.log_total);
+        if constexpr (SOFT) g *= totals.target;
         column(at.common, c) += (g - smoothed_target(first + c)) * (1.f / K);
       }
       block.sync();

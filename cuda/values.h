@@ -10,8 +10,10 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#ifdef __F16C__
+#if defined(__F16C__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 #define FASTAUG_METHOD inline __attribute__((always_inline))
 #define FASTAUG_ROLLED
@@ -115,7 +117,11 @@ typedef int ints __attribute__((vector_size(4 * LANES)));
 constexpr ints LANE = {FASTAUG_LANE_NUMBERS};
 typedef unsigned unsigneds __attribute__((vector_size(4 * LANES)));
 typedef unsigned short ushorts __attribute__((vector_size(2 * LANES)));
+#ifdef __aarch64__  // g++ has no _Float16 there before version 13
+typedef __fp16 halves __attribute__((vector_size(2 * LANES)));
+#else
 typedef _Float16 halves __attribute__((vector_size(2 * LANES)));
+#endif
 
 template <class T>
 FASTAUG_FUNCTION T* in_global_memory(T* pointer) { return pointer; }
@@ -165,6 +171,7 @@ FASTAUG_FUNCTION floats exponential(floats x) {
 }
 
 // For normal x > 0: x = 2^n (1 + f), f in [sqrt(1/2) - 1, sqrt(2) - 1); relative error below 1e-7.
+// NaN for NaN, by x - x.
 FASTAUG_FUNCTION floats logarithm(floats x) {
   const ints n = ((ints)x - 0x3f3504f3) >> 23;
   const floats f = (floats)((ints)x - (n << 23)) - 1.f;
@@ -175,7 +182,7 @@ FASTAUG_FUNCTION floats logarithm(floats x) {
   g = g * f - 2.50011477e-1f;
   g = g * f + 3.33336706e-1f;
   g = g * f - 4.99999971e-1f;
-  return (g * f * f + f) + __builtin_convertvector(n, floats) * 0.693147181f;
+  return (g * f * f + (f + (x - x))) + __builtin_convertvector(n, floats) * 0.693147181f;
 }
 
 template <class V>
@@ -193,6 +200,8 @@ FASTAUG_FUNCTION floats widen(halves x) {
   return (floats)_mm512_cvtph_ps((__m256i)x);
 #elif defined(__F16C__)
   return (floats)_mm256_cvtph_ps((__m128i)x);
+#elif defined(__aarch64__)
+  return vcvt_f32_f16(x);
 #else
   return __builtin_convertvector(x, floats);
 #endif
@@ -203,6 +212,8 @@ FASTAUG_FUNCTION void narrow(floats x, halves* to) {
   *to = (halves)_mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT);
 #elif defined(__F16C__)
   *to = (halves)_mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT);
+#elif defined(__aarch64__)
+  *to = vcvt_f16_f32(x);
 #else
   *to = __builtin_convertvector(x, halves);
 #endif

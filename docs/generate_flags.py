@@ -37,12 +37,19 @@ and `fastaug.sweep` passes them on to each of its runs. `python docs/generate_fl
 page from the config dataclasses (`fastaug/*/config.py`).
 
 "Resume" says whether `--resume` may be given another value. A setting marked "no" decides what is
-computed: a resumed run keeps it, and another value is an error.
+computed: a resumed run keeps it, and another value is an error. The exception is `--epochs`, where
+the schedule allows it ([extending a run](../guide/training.md#extending-a-run)).
 
 Defaults are those of a run on your own data without `--recipe`, and of `TrainConfig()` in Python. A
 recipe may change them; on the built-in data set the default recipe is `shapes`.
-A switch (default: off) takes no value. Two more flags: `--dali` is short for `--loader dali`, and
-`--list-recipes` lists the recipes and exits.
+A switch (default: off) takes no value. `fastaug.train` has five more flags:
+
+- `--dali` is short for `--loader dali`.
+- `--config FILE` reads the defaults of all other flags from a run's `config.json` or a YAML file
+  ([config files](../guide/training.md#config-files)).
+- `--print-config` prints all settings as YAML and exits.
+- `--dry-run` takes two steps, writes no run folder, and exits.
+- `--list-recipes` lists the recipes and exits.
 """
 
 
@@ -76,7 +83,7 @@ def table_rows(kind: type) -> list[str]:
 def default_of(own: Field[Any]) -> str:
     if isinstance(own.default, bool):
         return "on" if own.default else "off"
-    return f"`{typed(own.default)}`" if own.default != "" else "empty"
+    return f"`{typed(own.default)}`" if own.default not in ("", ()) else "empty"
 
 
 def values_of(hint: Any, bounds: dict[str, float]) -> str:
@@ -85,6 +92,8 @@ def values_of(hint: Any, bounds: dict[str, float]) -> str:
         return ", ".join(f"`{choice}`" for choice in get_args(hint))
     if hint == Normalization:
         return f"{', '.join(f'`{name}`' for name in NORMALIZATION)}, or `MEAN STD`"
+    if get_origin(hint) is tuple and get_args(hint)[-1] is Ellipsis:
+        return "names" if get_args(hint)[0] is str else "numbers"
     if get_origin(hint) is tuple:
         return f"{len(get_args(hint))} numbers"
     names = {bool: "switch", int: "integer", float: "number", str: "text"}

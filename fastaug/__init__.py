@@ -9,7 +9,7 @@ from fastaug.kernels.objective import ObjectiveTerms, objective, pairwise_kl
 from fastaug.kernels.registry import available_kernels, check_kernel, register_kernel
 from fastaug.views.batch import ViewBatch
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "ImageSet",
     "MultiViewLoss",

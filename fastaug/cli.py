@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import field, fields, is_dataclass, make_dataclass
 from difflib import get_close_matches
 from functools import partial
@@ -27,6 +27,7 @@ from fastaug.settings import Settings, field_help, flag, switch, typed
 if TYPE_CHECKING:
     from tyro.constructors import PrimitiveConstructorSpec, PrimitiveTypeInfo
 
+log = logging.getLogger("fastaug")
 Config = TypeVar("Config")
 Training = TypeVar("Training", bound=TrainConfig)
 
@@ -40,6 +41,9 @@ _REWORDED = {
     ),
     r"Missing value for argument '(\S+)'. Expected 1 values": r"\1 needs a value",
     r"Missing value for argument '(\S+)'. Expected (\d+) values": r"\1 needs \2 values",
+    r"invalid choice 'warmup-cosine' for argument '--schedule'.*": (
+        "--schedule warmup-cosine is now --schedule cosine --warmup-epochs N; N was 5 unless given"
+    ),
     r"invalid choice ('.*') for argument '(\S+)'. Expected one of \((.*)\)": (
         r"\2 cannot be \1: one of \3"
     ),
@@ -126,14 +130,51 @@ def parse_training(
     prog: str,
     default: Training,
     switches: Mapping[str, str] | None = None,
+    values: Mapping[str, str] | None = None,
+    follow_weights: bool = False,
+    fixed: Collection[str] = (),
 ) -> Training:
     """Parse the flags of fastaug.train, grouped by component, and --dali.
 
-    switches: flag -> help of further flags that the command handles before it parses.
+    switches, values: flag -> help of further flags, without and with a value, that the command
+    handles before it parses.
+    follow_weights: the settings with which --weights or --pretrained were trained are defaults,
+    except for those whose names are in `fixed`.
     """
+    from fastaug.runs.initial_weights import settings_of_weights
+
+    if peek(args, "weights")["weights"]:  # a recipe's --pretrained gives way to --weights
+        default = default.replace(pretrained=False)
+    parse_with = partial(
+        _parse_training, kind, args, prog=prog, switches=switches or {}, values=values or {}
+    )
+    config = parse_with(default=default)
+    found = settings_of_weights(config) if follow_weights else {}
+    found = {name: value for name, value in found.items() if name not in fixed}
+    if not found:
+        return config
+    config = parse_with(default=default.replace(**found))
+    followed = {name: value for name, value in found.items() if config.get(name) == value}
+    log.info("from the weights: %s", " ".join(_as_typed(*item) for item in followed.items()))
+    return config
+
+
+def _as_typed(name: str, value: Any) -> str:
+    return switch(name, value) if isinstance(value, bool) else f"{flag(name)} {typed(value)}"
+
+
+def _parse_training(
+    kind: type[Training],
+    args: Sequence[str],
+    *,
+    prog: str,
+    default: Training,
+    switches: Mapping[str, str],
+    values: Mapping[str, str],
+) -> Training:
     from tyro.conf import arg
 
-    first = {"dali": "short for --loader dali", **(switches or {})}
+    first = {"dali": "short for --loader dali", **switches}
     flags = make_dataclass(
         kind.__name__,
         [
@@ -141,27 +182,46 @@ def parse_training(
                 (n, Annotated[bool, arg(help=text)], field(default=False))
                 for n, text in first.items()
             ),
-            ("config", Annotated[kind, arg(name="")], field(default=default)),
+            *((n, Annotated[str, arg(help=text)], field(default="")) for n, text in values.items()),
+            ("settings", Annotated[kind, arg(name="")], field(default=default)),
         ],
         frozen=True,
     )
     flags.__doc__ = kind.__doc__
     words = list(without_short_forms(args))
+    given = {word.partition("=")[0] for word in words}
+    if default.view.initial_size and "--size" in given and "--initial-size" not in given:
+        words += ["--initial-size", "0"]  # one size is meant, also where the default has two
     # tyro only has the form of a switch that changes the default.
     as_default = {switch(n, on) for n, on in default.to_flat().items() if isinstance(on, bool)}
     words = [word for word in words if word.replace("_", "-") not in as_default]
     parsed: Any = parse(flags, words, prog=prog)
-    return parsed.config
+    return parsed.settings
 
 
 def without_short_forms(args: Sequence[str]) -> Iterator[str]:
-    """--dali, --compile without a value and --no-compile in full. Replaced before parsing: a config
-    is checked as a whole when it is made."""
+    """--dali, --compile without a value, --no-compile and --size FIRST:LAST in full. Replaced
+    before parsing: a config is checked as a whole when it is made."""
     forms = {"--dali": ("--loader", "dali"), "--no-compile": ("--compile", "off")}
-    for word, following in itertools.zip_longest(args, args[1:], fillvalue="--"):
+    pairs = itertools.zip_longest(args, args[1:], fillvalue="--")
+    for word, following in pairs:
+        name, equals, value = word.partition("=")
+        size = value if equals else following
+        if name == "--size" and ":" in size:
+            yield from _two_sizes(size)
+            if not equals:
+                next(pairs)
+            continue
         yield from forms.get(word, (word,))
         if word == "--compile" and following.startswith("-"):
             yield "default"
+
+
+def _two_sizes(value: str) -> tuple[str, ...]:
+    """128:224 -> the flags that it is short for."""
+    if not (sizes := re.fullmatch(r"([0-9]+):([0-9]+)", value)):
+        raise ConfigError(f"--size takes PIXELS, or FIRST:LAST such as 128:224, got {value}")
+    return "--initial-size", sizes[1], "--size", sizes[2]
 
 
 def output_file(flag: str, named: str) -> Path:
@@ -200,12 +260,45 @@ def _run(main: Callable[[Sequence[str]], int], args: Sequence[str] | None) -> in
         if not error.reported:
             print(f"{who}error: {printable(str(error))}", file=sys.stderr)
         return error.exit_code
+    except ModuleNotFoundError as error:
+        if "--debug" in args or (reason := _missing_package(error)) is None:
+            raise
+        print(f"{who}error: {reason}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:  # --help | head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+
+
+_DISTRIBUTIONS = {"PIL": "pillow", "nvidia": "nvidia-dali-cuda120", "yaml": "pyyaml"}
+"""Packages whose distribution has another name."""
+
+
+def _missing_package(error: ModuleNotFoundError) -> str | None:
+    """What to install, in one line; None for a module of fastaug or of Python itself."""
+    name = (error.name or "").partition(".")[0]
+    if name in ("", "fastaug", *sys.stdlib_module_names):
+        return None
+    name = _DISTRIBUTIONS.get(name, name)
+    return f"the package {name} is not installed: pip install {name} (pip install fastaug has all)"
+
+
+def _report_missing_package(kind: Any, error: Any, trace: Any) -> None:
+    """sys.excepthook of python -m fastaug.NAME: its imports come before run()."""
+    reason = _missing_package(error) if kind is ModuleNotFoundError else None
+    if reason is None or "--debug" in sys.argv:
+        sys.__excepthook__(kind, error, trace)
+        return
+    print(f"error: {reason}", file=sys.stderr)
+    sys.exit(2)
+
+
+_spec = getattr(sys.modules["__main__"], "__spec__", None)  # None for a script
+if _spec is not None and _spec.name.startswith("fastaug."):
+    sys.excepthook = _report_missing_package
 
 
 class _Printable(logging.Formatter):

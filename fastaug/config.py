@@ -6,13 +6,13 @@ components.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from typing import Any, Self, get_type_hints
 
 from fastaug.data.config import DataConfig
-from fastaug.engine.config import EvalConfig, OptimConfig
+from fastaug.engine.config import FUSED, EvalConfig, OptimConfig
 from fastaug.errors import ConfigError, suggest
 from fastaug.kernels.config import LossConfig
 from fastaug.models.config import ModelConfig
@@ -59,9 +59,10 @@ class TrainConfig:
                 f"--compile {self.run.compile} overwrites gradients that are accumulated, got "
                 f"--accumulate {self.optim.accumulate}; use --compile default"
             )
-        if self.run.cuda_graph and self.optim.optimizer != "sgd":
+        if self.run.cuda_graph and self.optim.optimizer not in FUSED:
             raise ConfigError(
-                f"--cuda-graph needs --optimizer sgd, got {self.optim.optimizer}; omit it"
+                f"--cuda-graph needs --optimizer sgd, adam or adamw, got {self.optim.optimizer}; "
+                "omit it"
             )
         self.images_per_part()
 
@@ -115,6 +116,8 @@ class TrainConfig:
         try:
             if "compile" in current:
                 current["compile"] = _COMPILE.get(current["compile"], current["compile"])
+            if "layer_decay" not in current:
+                current |= _warm_up_of_earlier_versions(current)
             return cls.from_flat(**current)
         except (ConfigError, TypeError) as error:
             raise ConfigError(f"{error} (written by another version of fastaug?)") from error
@@ -141,13 +144,22 @@ class TrainConfig:
         owner = setting_owners(type(self))[name]  # type: ignore[arg-type]
         return getattr(getattr(self, owner), name)
 
-    def differences(self, other: TrainConfig) -> list[str]:
+    def differences(self, other: TrainConfig, *, ignore: Collection[str] = ()) -> list[str]:
         """The settings that a resumed run must keep and that differ, with both values."""
         return [
             f"{flag(name)} {typed(self.get(name))} (here: {typed(other.get(name))})"
             for name in setting_owners()
-            if name not in free_on_resume() and self.get(name) != other.get(name)
+            if name not in free_on_resume()
+            and name not in ignore
+            and self.get(name) != other.get(name)
         ]
+
+
+def _warm_up_of_earlier_versions(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Only one schedule, warmup-cosine, had a warm-up: of 5 epochs unless given."""
+    if settings.get("schedule") != "warmup-cosine":
+        return {"warmup_epochs": 0.0}
+    return {"schedule": "cosine", "warmup_epochs": settings.get("warmup_epochs", 5.0)}
 
 
 @cache

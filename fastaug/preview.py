@@ -14,8 +14,8 @@ from fastaug.engine.loaders import build_loader
 from fastaug.errors import ConfigError, printable
 from fastaug.recipes import default_recipe, get_recipe
 from fastaug.runs.config import RunConfig
+from fastaug.runs.loggers.tensorboard import write_event_picture
 from fastaug.runs.picture import draw_views
-from fastaug.runs.tensorboard import write_event_picture
 from fastaug.settings import Settings, setting
 
 
@@ -73,7 +73,11 @@ def configure(args: Sequence[str]) -> PreviewConfig:
     settings = recipe.to_flat() | {"out": PreviewRunConfig.out}
     default = PreviewConfig().replace(**settings)
     return cli.parse_training(
-        PreviewConfig, args, prog="python -m fastaug.preview", default=default
+        PreviewConfig,
+        args,
+        prog="python -m fastaug.preview",
+        default=default,
+        follow_weights=True,
     )
 
 

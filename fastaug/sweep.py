@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from fastaug import cli
 from fastaug.config import TrainConfig, setting_owners
@@ -54,6 +55,9 @@ def configure(args: Sequence[str]) -> Plan:
     changes = {name: config.get(name) for name in given}
     if changes.get("data") is not None:
         changes["data"] = absolute_data(changes["data"])
+    if changes.get("weights"):
+        changes |= {"weights": str(Path(changes["weights"]).expanduser().absolute())}
+        changes |= {"pretrained": config.model.pretrained}  # a recipe's may have given way
     return make_plan(sweep, changes)
 
 

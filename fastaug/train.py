@@ -6,22 +6,33 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
 from fastaug import cli
 from fastaug.config import TrainConfig
+from fastaug.engine.dry_run import dry_run
+from fastaug.engine.parameter_groups import freeze
 from fastaug.engine.trainer import Trainer
 from fastaug.errors import ConfigError
-from fastaug.models.build import build_configured_model
-from fastaug.recipes import default_recipe, get_recipe, recipe_rows
-from fastaug.runs.checkpoint import load_checkpoint
+from fastaug.models.build import check_configured_model
+from fastaug.recipes import recipe_rows
+from fastaug.runs.config_file import as_yaml
 from fastaug.runs.console import show_table
+from fastaug.runs.defaults import check_code, defaults
 from fastaug.runs.folder import check_unused, check_writable
-from fastaug.runs.resume import find_checkpoint, new_run_folder, restarted_checkpoint, run_of
+from fastaug.runs.loggers.open import make_loggers
+from fastaug.runs.resume import new_run_folder
 from fastaug.runtime.distributed import Group
 from fastaug.runtime.signals import TrainingInterruptedError
 from fastaug.runtime.torchrun import join_process_group
 from fastaug.urls import absolute_data
+from fastaug.views.resizing import sizes_of_training
+
+PROG = "python -m fastaug.train"
+SWITCHES = {
+    "list_recipes": "list the recipes that --recipe takes, and exit",
+    "print_config": "print all settings as YAML, which --config reads, and exit",
+    "dry_run": "check all by two training steps and an evaluated batch, without a run folder",
+}
+VALUES = {"config": "defaults of the other flags: a run folder, its config.json, or a YAML file"}
 
 
 def main(args: Sequence[str]) -> int:
@@ -29,7 +40,14 @@ def main(args: Sequence[str]) -> int:
         show_table("recipes (--recipe NAME --help shows all of one's settings)", recipe_rows())
         return 0
     with join_process_group() as group:
+        if "--print-config" in args:
+            config, _ = group.from_first(lambda: read_settings(args))
+            print(as_yaml(config) if group.is_first else "", end="")
+            return 0
         config, checkpoint = group.from_first(lambda: configure(args, group))
+        if "--dry-run" in args:
+            dry_run(config, checkpoint, group)
+            return 0
         try:
             Trainer(config, checkpoint, group).fit()
         except TrainingInterruptedError as interrupted:
@@ -37,57 +55,50 @@ def main(args: Sequence[str]) -> int:
     return 0
 
 
-def configure(args: Sequence[str], group: Group | None = None) -> tuple[TrainConfig, Path | None]:
-    """The config that the flags mean, and the checkpoint to continue from.
+def read_settings(args: Sequence[str]) -> tuple[TrainConfig, Path | None]:
+    """The settings that the flags mean, and the checkpoint to continue from.
 
-    The defaults of the flags are those of the recipe, or of the checkpoint's own config.
+    The defaults of the flags are those of the recipe or of the checkpoint's own config, and those
+    of --config.
     """
-    named = cli.peek(args, "recipe", "resume", "out", "data")
-    checkpoint = restarted_checkpoint(named["resume"], named["out"], _say)
-    if checkpoint is None and named["resume"]:
-        checkpoint = find_checkpoint(named["resume"], named["out"], _say)
-        if checkpoint is None:
-            _say("--resume auto: no checkpoint yet, starting from the beginning")
-    if checkpoint is not None:
-        default = TrainConfig.from_saved(load_checkpoint(checkpoint)["config"])
-        # Only the last checkpoint continues in its folder: resuming from an older one there would
-        # overwrite later work. --max-steps, --profile and --debug are not inherited.
-        out = str(run_of(checkpoint))
-        if Path(named["resume"]).expanduser() == checkpoint and checkpoint.name != "last.pt":
-            out = ""
-        default = default.replace(out=out, max_steps=0, profile=False, debug=False)
-    else:
-        default = get_recipe(named["recipe"] or default_recipe(named["data"]))
+    named = cli.peek(args, "recipe", "resume", "out", "data", "config")
+    default, checkpoint, file = defaults(**named)
+    if file is not None:
+        try:
+            default = cli.parse_training(TrainConfig, file.flags(), prog=PROG, default=default)
+        except ConfigError as error:
+            raise file.error(str(error)) from error
     config = cli.parse_training(
         TrainConfig,
         args,
-        prog="python -m fastaug.train",
+        prog=PROG,
         default=default,
-        switches={"list_recipes": "list the recipes that --recipe takes, and exit"},
+        switches=SWITCHES,
+        values=VALUES,
+        follow_weights=checkpoint is None,
+        fixed=file.settings if file else (),
     )
-    if (
-        checkpoint is not None
-        and ":" in config.loss.kernel
-        and not cli.peek(args, "kernel")["kernel"]
-    ):
-        raise ConfigError(
-            f"{checkpoint} was trained with your own kernel, {config.loss.kernel}, which is code: "
-            f"to run it again, give --kernel {config.loss.kernel}; or choose another"
-        )
+    check_code(config, cli.peek(args, "kernel", "log"), checkpoint or file)
+    return config, checkpoint
+
+
+def configure(args: Sequence[str], group: Group | None = None) -> tuple[TrainConfig, Path | None]:
+    """The config of a run, checked and with its run folder, and the checkpoint to continue from."""
+    config, checkpoint = read_settings(args)
     config.images_per_part(1 if group is None else group.ranks)
     folder = Path(config.run.out or new_run_folder(config)).expanduser()
     # Before a large data set is scanned and kernels are compiled.
     check_writable(folder)
     if checkpoint is None:
         check_unused(folder)
-    with torch.device("meta"):  # checks the model's name and options
-        build_configured_model(config.model, 2, config.view.size)
+    model = check_configured_model(
+        config.model, sizes_of_training(config.view, config.optim.epochs)
+    )
+    freeze(model, config.optim.freeze)  # checks the names
+    make_loggers(config.run.log)
     data = absolute_data(config.data.data)
-    return config.replace(data=data, out=str(folder)), checkpoint
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr)
+    weights = config.model.weights and str(Path(config.model.weights).expanduser().absolute())
+    return config.replace(data=data, weights=weights, out=str(folder)), checkpoint
 
 
 if __name__ == "__main__":

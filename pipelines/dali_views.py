@@ -8,11 +8,12 @@ benchmarks/view_pipelines.py.
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
-from nvidia.dali import fn, math, pipeline_def, types
+from nvidia.dali import Pipeline, fn, math, pipeline_def, types
 from nvidia.dali.data_node import DataNode
 from torch import Tensor
 
@@ -30,7 +31,11 @@ from fastaug.views.reference import ROUNDING_MARGIN
 
 
 class OperatorViews:
-    """The view pipeline, which the caller feeds and waits for."""
+    """The view pipeline, which the caller feeds and waits for.
+
+    Its operators have a fixed size: growing views have a pipeline for each size, built when the
+    first batch of that size starts.
+    """
 
     padded = True
     """Whether images need reflected borders for --crop pad."""
@@ -48,13 +53,10 @@ class OperatorViews:
         if config.augment == "randaugment" and not config.uses_dali_policy:
             check_families()
         decoded_on = "cpu" if images.array is not None else pipeline["device"]
-        # DALI's own augmentations use deprecated names of operators, and DALI resets the warning
-        # filters: recording keeps the warnings from being printed.
-        with warnings.catch_warnings(record=True):
-            self._viewer = view_pipeline(
-                config, decoded_on=decoded_on, batch_size=per_batch * config.views, **pipeline
-            )
-        self._warm_up(decoded_on, pipeline["prefetch_queue_depth"])
+        self._settings = pipeline | {"decoded_on": decoded_on}
+        self._settings["batch_size"] = per_batch * config.views
+        self._pipelines: dict[int, Pipeline] = {}
+        """By the size of the views."""
 
     @property
     def stream(self) -> torch.cuda.Stream | None:
@@ -66,13 +68,19 @@ class OperatorViews:
         batch, images = work
         if images is None:
             images = self._from_memory(batch.indices)
-        samples = self._feed(batch.plans, images)
-        self._viewer.schedule_run()
+        if (size := batch.plans.size) not in self._pipelines:
+            self._pipelines[size] = self._built(size)
+        pipeline = self._pipelines[size]
+        samples = self._feed(pipeline, batch.plans, images)
+        pipeline.schedule_run()
         return batch, samples  # must stay alive until the views are made
 
     def finish(self, started: tuple[Chunk, Any]) -> tuple[Chunk, Tensor]:
         batch, samples = started
-        (views,) = self._viewer.outputs(cuda_stream=self.stream)
+        size = batch.plans.size
+        # Views grow: those of smaller batches are all made.
+        self._pipelines = {own: p for own, p in self._pipelines.items() if own >= size}
+        (views,) = self._pipelines[size].outputs(cuda_stream=self.stream)
         if self._side is None:
             return batch, self._batch(batch, views)
         self._side.release()
@@ -86,8 +94,8 @@ class OperatorViews:
 
     def _batch(self, batch: Chunk, views: Any, *, copy: bool = False) -> Tensor:
         """[B, K, 3, S, S], stored B, K, S, S, 3."""
-        config = self._config
-        shape = (len(batch.indices), config.views, config.size, config.size, 3)
+        config, size = self._config, batch.plans.size
+        shape = (len(batch.indices), config.views, size, size, 3)
         made = torch.from_dlpack(views.as_tensor()).view(shape).permute(0, 1, 4, 2, 3)
         # DALI does not make bf16.
         return made.to(view_dtype(config.views_dtype), copy=copy)
@@ -103,36 +111,43 @@ class OperatorViews:
             return images
         return np.pad(images, ((0, 0), (PAD, PAD), (PAD, PAD), (0, 0)), mode="reflect")
 
-    def _feed(self, plans: ViewPlans, images: Any) -> Any:
+    def _feed(self, pipeline: Pipeline, plans: ViewPlans, images: Any) -> Any:
         """images: B decoded by DALI, or an array -> the B*K samples that were fed."""
         views = self._config.views
         for name, values in plan_inputs(plans, self._config).items():
-            self._viewer.feed_input(name, values)
+            pipeline.feed_input(name, values)
         samples: Any
         if isinstance(images, np.ndarray):
             samples = np.repeat(images, views, axis=0)
         else:
             samples = [image for image in images for _ in range(views)]
         if self._side is None or isinstance(samples, np.ndarray):
-            self._viewer.feed_input("images", samples)
+            pipeline.feed_input("images", samples)
         else:  # one kernel copies all of them, not B*K calls of cudaMemcpyAsync
-            self._viewer.feed_input(
+            pipeline.feed_input(
                 "images", samples, cuda_stream=self._side.stream, use_copy_kernel=True
             )
         return samples
 
-    def _warm_up(self, decoded_on: str, depth: int) -> None:
-        """As in the decoder: the first schedule_run starts as many runs as the queue is deep."""
-        size = self._config.size
+    def _built(self, size: int) -> Pipeline:
+        """A pipeline for views of this size, warmed up as in the decoder: the first schedule_run
+        starts as many runs as the queue is deep."""
+        config = replace(self._config, size=size, initial_size=0)
+        # DALI's own augmentations use deprecated names of operators, and DALI resets the warning
+        # filters: recording keeps the warnings from being printed.
+        with warnings.catch_warnings(record=True):
+            pipeline = view_pipeline(config, **self._settings)
         blank: Any = self._reflected(np.zeros((1, size, size, 3), np.uint8))
-        if decoded_on == "gpu":
+        if self._settings["decoded_on"] == "gpu":
             blank = [torch.from_numpy(blank[0]).to(self._device)]
         where = np.zeros(1, np.int64), np.array([[size, size]])
-        plans = draw_plans(self._config, 0, 0, TRAIN_VIEWS, *where)
-        samples = [self._feed(plans, blank) for _ in range(depth)]
-        self._viewer.schedule_run()
+        plans = draw_plans(config, 0, 0, TRAIN_VIEWS, *where)
+        depth = self._settings["prefetch_queue_depth"]
+        samples = [self._feed(pipeline, plans, blank) for _ in range(depth)]
+        pipeline.schedule_run()
         for _ in samples:
-            self._viewer.outputs()
+            pipeline.outputs()
+        return pipeline
 
 
 # DALI has no operator that makes bf16: finish() casts.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
+from functools import partial
 from itertools import groupby, islice
 from operator import attrgetter
 from typing import Any
@@ -31,6 +32,7 @@ from fastaug.views.buffer_pool import BufferPool
 from fastaug.views.config import ViewConfig
 from fastaug.views.engine import ViewEngine, resolve_engine
 from fastaug.views.plan import draw_plans
+from fastaug.views.resizing import view_of_epoch
 
 VALUES_PER_CHUNK = 2**22
 """Pixel values of the views in a chunk of small batches, such as CIFAR's of 64 views. With fewer,
@@ -51,6 +53,10 @@ class DaliLoader(ViewLoader):
         self._engine = resolve_engine(view, self._device, report=self._train)
         self._stages: Stages | None = None
 
+    @property
+    def engine_name(self) -> str:
+        return "DALI's operators" if self._engine is None else f"{self._engine.name} engine"
+
     def _pass(self, keys: Iterable[BatchKey]) -> Iterator[ViewBatch]:
         if self._stages is None:  # built when first used and kept: it takes 0.2 s and more
             self._stages = Stages(
@@ -61,6 +67,7 @@ class DaliLoader(ViewLoader):
                 seed=self._seed,
                 images_per_batch=self._sampler.images_per_batch,
                 device=self._device,
+                epochs=self._epochs,
             )
         return self._stages.run(keys)
 
@@ -72,7 +79,7 @@ class Stages:
     """Read, decode, make views: each stage works some chunks ahead of the next one.
 
     Threads of the readers, DALI and the engine do the work; this thread feeds them and waits.
-    engine: makes the views; None: DALI's operators do.
+    engine: makes the views; None: DALI's operators do. epochs: over which views grow.
     """
 
     def __init__(
@@ -85,8 +92,10 @@ class Stages:
         seed: int,
         images_per_batch: int,
         device: torch.device,
+        epochs: int = 0,
     ) -> None:
-        self._images, self._view, self._seed, self._depth = images, view, seed, data.prefetch
+        self._images, self._seed, self._depth = images, seed, data.prefetch
+        self._view_of_epoch = partial(view_of_epoch, view, epochs=epochs)
         self._is_gpu = device.type == "cuda"
         threads = max(1, worker_count(data.workers))
         pipeline: dict[str, Any] = {
@@ -103,10 +112,8 @@ class Stages:
             # Those being made, one that is handed out, and two that the caller has.
             pool = BufferPool(keep=data.prefetch + 3)
             self._viewer = FusedViews(engine, images, view, threads, device, pool)
-        self._batches_per_chunk = 1
-        if engine is not None and images.array is not None:
-            values = images_per_batch * view.views * 3 * view.size**2
-            self._batches_per_chunk = max(1, VALUES_PER_CHUNK // values)
+        self._images_per_batch = images_per_batch
+        self._joins_batches = engine is not None and images.array is not None
         self._decoder: Decoder | None = None
         if images.array is None:
             is_padded = self._viewer.padded and view.crop == "pad"
@@ -145,9 +152,16 @@ class Stages:
     def _planned(self, keys: Iterable[BatchKey]) -> Iterator[Chunk]:
         assert self._images.manifest is not None
         for epoch, of_epoch in groupby(keys, attrgetter("epoch")):
-            while own := list(islice(of_epoch, self._batches_per_chunk)):
+            view = self._view_of_epoch(epoch)
+            while own := list(islice(of_epoch, self._batches_per_chunk(view))):
                 indices = np.concatenate([key.indices for key in own])
                 sizes = self._images.manifest.sizes[indices]
                 purpose = own[0].purpose
-                plans = draw_plans(self._view, self._seed, epoch, purpose, indices, sizes)
+                plans = draw_plans(view, self._seed, epoch, purpose, indices, sizes)
                 yield Chunk(own, indices, plans)
+
+    def _batches_per_chunk(self, view: ViewConfig) -> int:
+        if not self._joins_batches:
+            return 1
+        values = self._images_per_batch * view.views * 3 * view.size**2
+        return max(1, VALUES_PER_CHUNK // values)

@@ -60,7 +60,7 @@ def encode(plans: ViewPlans, config: ViewConfig) -> tuple[np.ndarray, np.ndarray
     for place, spec in enumerate(OPERATIONS):
         chosen = operations == place
         values = arguments[chosen][:, : spec.arguments]
-        rows = values if spec.encode is None else spec.encode(values[:, 0], config.size)
+        rows = values if spec.encode is None else spec.encode(values[:, 0], plans.size)
         if spec.dali in _CONVERT:
             rows = _CONVERT[spec.dali](rows)
         choices[chosen] = families.index(spec.dali)

@@ -25,9 +25,11 @@ from fastaug.views.batch import ViewBatch
 from fastaug.views.config import ViewConfig
 from fastaug.views.philox import TEST_VIEWS, TRAIN_VIEWS
 from fastaug.views.randaugment import table_fingerprint
+from fastaug.views.resizing import growing_epochs, view_of_epoch
 
 log = logging.getLogger("fastaug")
 CPU = torch.device("cpu")
+_GROWING = "epochs of growing views"
 
 
 class ViewLoader:
@@ -52,8 +54,8 @@ class ViewLoader:
         ranks: int = 1,
         epochs: int = 0,
     ) -> None:
-        """epochs: of the training. Up to its last one, batches of the next epoch are prefetched
-        while an epoch ends."""
+        """epochs: of the training. Views grow over them (--initial-size), and up to the last one,
+        batches of the next epoch are prefetched while an epoch ends."""
         self.images = images
         """The image set, with all bad images found so far."""
         self.epoch = 0
@@ -61,6 +63,7 @@ class ViewLoader:
         """Number of batches yielded in this epoch."""
         self._data, self._view, self._seed, self._train = data, view, seed, train
         self._device, self._epochs = device, epochs
+        self._view_of_epoch = partial(view_of_epoch, view, epochs=epochs)
         self._prefetched: _Pass | None = None
         """The pass of the last epoch, which has begun with the next one."""
         self._sampler = BatchSampler(
@@ -77,6 +80,16 @@ class ViewLoader:
     def __len__(self) -> int:
         """Number of batches in an epoch; the same in every epoch."""
         return len(self._sampler)
+
+    @property
+    def view_size(self) -> int:
+        """Side of the views in this epoch, in pixels."""
+        return self._view_of_epoch(self.epoch).size
+
+    @property
+    def engine_name(self) -> str:
+        """What makes the views."""
+        return "reference views"
 
     def set_epoch(self, epoch: int) -> None:
         """Start at the beginning of an epoch."""
@@ -180,6 +193,7 @@ class ViewLoader:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue with exactly the batch that would have come next."""
+        state = {"--initial-size": 0, _GROWING: 0} | state  # states of earlier versions have none
         if state.keys() != self.state_dict().keys():
             raise CheckpointError("the loader's state was written by another version of fastaug")
         differing = [
@@ -207,6 +221,7 @@ class ViewLoader:
             "--seed": self._seed,
             "version of the image order": ORDER_VERSION,
             **{flag(name): plain(value) for name, value in settings.items()},
+            _GROWING: growing_epochs(self._view, self._epochs),
             "RandAugment table": table_fingerprint() if uses_table else None,
             "images per batch over all ranks": self._sampler.images_per_batch * self._sampler.ranks,
             "number of images": len(self.images),

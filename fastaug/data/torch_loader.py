@@ -52,7 +52,7 @@ class TorchLoader(ViewLoader):
     """An iterable of ViewBatch, made by worker processes."""
 
     def _pass(self, keys: Iterable[BatchKey]) -> Iterator[ViewBatch]:
-        dataset = _ViewDataset(self.images, self._view, self._seed, self._memory)
+        dataset = _ViewDataset(self.images, self._view_of_epoch, self._seed, self._memory)
         workers = worker_count(self._data.workers)
         batches = _in_host_memory(dataset, keys, workers, _start_method(self.images))
         return batches if self._device.type != "cuda" else _uploaded(batches, self._device)
@@ -75,29 +75,32 @@ class _BatchMemory:
     def __init__(
         self, config: ViewConfig, images_per_batch: int, workers: int, is_forked: bool
     ) -> None:
-        self._shape = (config.views, config.size, config.size, 3)
-        self._dtype = view_dtype(config.views_dtype)
+        self._views, self._dtype = config.views, view_dtype(config.views_dtype)
         self.shared: SharedBuffers | None = None
         """Buffers that forked workers fill."""
         if is_forked:
-            size = images_per_batch * prod(self._shape) * self._dtype.itemsize
+            # Growing views end with this size; memory that none has touched yet takes none.
+            size = prod(self._shape(images_per_batch, config.size)) * self._dtype.itemsize
             # Those of the workers, one that is handed out, and two that the caller has.
             self.shared = SharedBuffers(_PREFETCH * workers + 3, size)
         self._own = BufferPool(keep=0 if workers else 3)
 
-    def empty(self, images: int, number: int | None) -> Tensor:
-        """[images, K, S, S, 3], for the process that makes the views. number: of a shared
+    def _shape(self, images: int, size: int) -> tuple[int, ...]:
+        return images, self._views, size, size, 3
+
+    def empty(self, images: int, size: int, number: int | None) -> Tensor:
+        """[images, K, size, size, 3], for the process that makes the views. number: of a shared
         buffer."""
-        shape = (images, *self._shape)
+        shape = self._shape(images, size)
         if number is None:
             return self._own.empty(shape, self._dtype)
         assert self.shared is not None
         return self.shared.to_fill(number, shape, self._dtype)
 
-    def filled(self, images: int, number: int) -> Tensor:
+    def filled(self, images: int, size: int, number: int) -> Tensor:
         """The same in the process that uses them."""
         assert self.shared is not None
-        return self.shared.filled(number, (images, *self._shape), self._dtype)
+        return self.shared.filled(number, self._shape(images, size), self._dtype)
 
 
 _PREFETCH = 2
@@ -204,9 +207,13 @@ class _ViewDataset(Dataset):
     """Makes the views of one batch, in a worker process."""
 
     def __init__(
-        self, images: ImageSet, config: ViewConfig, seed: int, memory: _BatchMemory
+        self,
+        images: ImageSet,
+        view_of_epoch: Callable[[int], ViewConfig],
+        seed: int,
+        memory: _BatchMemory,
     ) -> None:
-        self._images, self._config, self._seed = images, config, seed
+        self._images, self._view_of_epoch, self._seed = images, view_of_epoch, seed
         self.memory = memory
 
     def __getitem__(self, task: _Task) -> _WorkerResult:
@@ -228,7 +235,8 @@ class _ViewDataset(Dataset):
         buffer."""
         indices = task.key.indices
         if task.buffer is not None:
-            views = self.memory.filled(len(indices), task.buffer)
+            size = self._view_of_epoch(task.key.epoch).size
+            views = self.memory.filled(len(indices), size, task.buffer)
         assert views is not None
         return ViewBatch(
             views.permute(0, 1, 4, 2, 3),
@@ -252,13 +260,14 @@ class _ViewDataset(Dataset):
         return image
 
     def _views(self, task: _Task, images: list[np.ndarray]) -> Tensor | DataError | None:
-        config, key = self._config, task.key
+        key = task.key
+        config = self._view_of_epoch(key.epoch)
         sizes = np.array([image.shape[:2] for image in images])
         try:
             plans = draw_plans(config, self._seed, key.epoch, key.purpose, key.indices, sizes)
         except DataError as error:
             return error
-        views = self.memory.empty(len(images), task.buffer)
+        views = self.memory.empty(len(images), config.size, task.buffer)
         for i, image in enumerate(images):
             views[i].copy_(reference_views(image, plans.of_image(i), config))
         return views if task.buffer is None else None

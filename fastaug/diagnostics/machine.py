@@ -17,6 +17,7 @@ from fastaug.errors import describe_error
 from fastaug.runtime.cache import cache_dir
 from fastaug.runtime.cores import core_count
 from fastaug.runtime.device import cpp_compiler
+from fastaug.toolchain import prebuilt
 
 # Name -> its flag in /proc/cpuinfo.
 _X86 = {"AVX2": "avx2", "FMA": "fma", "F16C": "f16c", "AVX-512": "avx512f"}
@@ -44,6 +45,7 @@ def machine_checks() -> dict[str, Check]:
         **(gpus or {"GPU": _missing_gpu}),
         "NVIDIA driver": lambda: Fact(driver_version() or "none found"),
         "C++ compiler": _compiler,
+        "CPU kernels": _cpu_kernels,
         "cache folder": _cache_folder,
         "torch threads": _threads,
     }
@@ -135,6 +137,8 @@ def _has_nvidia_card() -> bool:
 
 def _compiler() -> Fact:
     if (compiler := cpp_compiler()) is None:
+        if prebuilt.is_used():
+            return Fact("none found; only --compile needs it")
         todo = "install g++ or clang++: the native kernel and --compile need it"
         return Fact("none found", todo)
     done = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=30)
@@ -143,6 +147,18 @@ def _compiler() -> Fact:
     todo = f"install g++ or clang++, or set CXX to one that works: {compiler} does not"
     value = f"{compiler} does not print its version (exit code {done.returncode})"
     return Fact(value, todo, failed=True)
+
+
+def _cpu_kernels() -> Fact:
+    level = prebuilt.level_of_this_cpu()
+    if level is not None and prebuilt.is_used():
+        return Fact(f"prebuilt for {level.name}")
+    reason = "no prebuilt ones in this installation"
+    if prebuilt.compiles_for_this_cpu():
+        reason = f"{prebuilt.NATIVE_VARIABLE} is set"
+    elif prebuilt.is_installed():
+        reason = "the prebuilt ones are not for this CPU"
+    return Fact(f"compiled for this CPU on first use: {reason}")
 
 
 def _cache_folder() -> Fact:

@@ -6,12 +6,12 @@ launch them than the GPU to run them. A replayed graph has none of these launche
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fastaug.config import TrainConfig
 from fastaug.engine.learner import Learner
@@ -32,7 +32,8 @@ class _Part(NamedTuple):
 
 
 class GraphedLearner(Learner):
-    """A Learner that captures its step after the first few and replays it from then on.
+    """A Learner that captures its step after the first few and replays it from then on; again when
+    growing views have another size.
 
     Three graphs share their memory: the first part of a step, which makes the gradients; any
     further part (--accumulate), which adds to them; and the update. What changes from step to step
@@ -41,7 +42,12 @@ class GraphedLearner(Learner):
     """
 
     def __init__(
-        self, config: TrainConfig, classes: int, device: torch.device, group: Group | None = None
+        self,
+        config: TrainConfig,
+        classes: int,
+        device: torch.device,
+        group: Group | None = None,
+        initialize: Callable[[nn.Module], object] | None = None,
     ) -> None:
         if device.type != "cuda":
             raise ConfigError(f"--cuda-graph needs a GPU, got --device {device}; omit it")
@@ -49,13 +55,22 @@ class GraphedLearner(Learner):
             raise ConfigError(
                 f"--cuda-graph needs a single rank, got {group.ranks}; omit it, or use one GPU"
             )
-        super().__init__(config, classes, device, group)
-        self._steps = self._parts_done = 0
+        super().__init__(config, classes, device, group, initialize)
+        for own in self.optimizer.param_groups:
+            if "capturable" in own:  # adam and adamw
+                own["capturable"] = True
+        self._parts_done = 0
+        self._rate = torch.zeros((), device=device)
+        self._reset(None)
+
+    def _reset(self, shape: torch.Size | None) -> None:
+        """Start over with the warm-up. shape: of the views that are captured next."""
+        self._shape = shape
+        self._steps = 0
         self._pool: Any = None
         self._batch: ViewBatch | None = None
         self._parts: dict[bool, _Part] = {}
         """By whether it is the first one of a step."""
-        self._rate = torch.zeros((), device=device)
         self._update: tuple[torch.cuda.CUDAGraph, Tensor] | None = None
 
     def start_step(self, step: int) -> None:
@@ -65,6 +80,8 @@ class GraphedLearner(Learner):
     def backward(
         self, batch: ViewBatch, share: float = 1.0, *, last: bool = True
     ) -> ObjectiveTerms:
+        if batch.views.shape != self._shape:  # growing views: only between two steps
+            self._reset(batch.views.shape)
         is_first = self._parts_done == 0
         self._parts_done += 1
         if self._steps < WARM_UP:
@@ -116,7 +133,6 @@ class GraphedLearner(Learner):
             self._batch = ViewBatch(
                 torch.empty_like(batch.views), torch.empty_like(batch.labels), batch.indices
             )
-        assert batch.views.shape == self._batch.views.shape, "all training batches have one shape"
         self._batch.views.copy_(batch.views, non_blocking=True)
         self._batch.labels.copy_(batch.labels, non_blocking=True)
         return self._batch

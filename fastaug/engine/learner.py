@@ -5,18 +5,21 @@ from __future__ import annotations
 import hashlib
 import inspect
 import math
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.utils import clip_grad_norm_
 from torch.optim.swa_utils import AveragedModel
 
 from fastaug.config import TrainConfig
 from fastaug.engine.buffers import group_buffers
+from fastaug.engine.clipping import Clipping
+from fastaug.engine.guarded_step import GuardedStep
 from fastaug.engine.optim import build_optimizer, load_optimizer
+from fastaug.engine.parameter_groups import freeze
 from fastaug.errors import ConfigError
 from fastaug.kernels.objective import ObjectiveTerms, loss_terms
 from fastaug.kernels.registry import resolve_kernel
@@ -26,6 +29,7 @@ from fastaug.runtime.device import autocast
 from fastaug.runtime.distributed import Group
 from fastaug.runtime.trace import trace_range
 from fastaug.views.batch import ViewBatch
+from fastaug.views.resizing import sizes_of_training
 
 
 class Learner:
@@ -37,8 +41,14 @@ class Learner:
     """
 
     def __init__(
-        self, config: TrainConfig, classes: int, device: torch.device, group: Group | None = None
+        self,
+        config: TrainConfig,
+        classes: int,
+        device: torch.device,
+        group: Group | None = None,
+        initialize: Callable[[nn.Module], object] | None = None,
     ) -> None:
+        """initialize: called with the new network, to load weights into it, on every rank."""
         self.config = config
         self.device = device
         self.group = group or Group()
@@ -52,9 +62,16 @@ class Learner:
                 average=config.loss.average,
             )
         )
-        self.model = build_configured_model(config.model, classes, config.view.size).to(device)
+        sizes = sizes_of_training(config.view, config.optim.epochs)
+        self.model = build_configured_model(
+            config.model, classes, config.view.size, several_sizes=len(sizes) > 1
+        )
+        if initialize is not None:
+            initialize(self.model)
+        self.model.to(device)
         if config.model.batch_norm == "sync":
             synchronize_batch_norm(self.model, config.model.model, self.group)
+        self.frozen = freeze(self.model, config.optim.freeze)
         self._ranks = _over_ranks(self.model, device, self.group) if self.group.ranks > 1 else None
         network = self._ranks or self.model
         mode = config.run.compile
@@ -62,8 +79,10 @@ class Learner:
             raise ConfigError(
                 f"--compile {mode} needs a single rank, got {self.group.ranks}; use default"
             )
-        self.network = network if mode == "off" else torch.compile(network, mode=mode)
+        self.network = network if mode == "off" else _compiled(network, mode, len(sizes))
         self.optimizer = build_optimizer(self.model, config.optim)
+        self._step = GuardedStep(self.optimizer, device)
+        self._clip = Clipping(self.model, config.optim)
         self.scaler = torch.amp.GradScaler(device.type, enabled=config.run.precision == "fp16")
         self.ema = AveragedModel(self.model, device, use_buffers=True) if config.optim.ema else None
         self._buffers = group_buffers(self.model.buffers())
@@ -127,9 +146,9 @@ class Learner:
             self._set_rate(rate)
             self.scaler.unscale_(self.optimizer)
             skip = self._has_nonfinite_gradient()
-            if self.config.optim.clip_norm:
-                clip_grad_norm_(self.model.parameters(), self.config.optim.clip_norm)
-            self._step_unless(skip)
+            self._clip()
+            # Not scaler.step(), which reads the outcome on the host unless the optimizer is fused.
+            self._step.take_unless(skip)
             self.scaler.update()
             self.optimizer.zero_grad(set_to_none=True)
             self._settle_buffers(skip)
@@ -140,7 +159,7 @@ class Learner:
 
     def _set_rate(self, rate: float | Tensor) -> None:
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group["lr_scale"] if "lr_scale" in group else rate
 
     def abandon_step(self) -> None:
         """Undo a step that was interrupted between start_step and update."""
@@ -152,16 +171,6 @@ class Learner:
     def _has_nonfinite_gradient(self) -> Tensor:
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         return ~torch.stack(torch._foreach_norm(gradients, math.inf)).isfinite().all()
-
-    def _step_unless(self, skip: Tensor) -> None:
-        if self.scaler.is_enabled():
-            self.scaler.step(self.optimizer)
-        elif getattr(self.optimizer, "_step_supports_amp_scaling", False):
-            # torch's fused optimizers read this on the device, as they do for a GradScaler.
-            self.optimizer.found_inf = skip.float()  # type: ignore[attr-defined]
-            self.optimizer.step()
-        elif not skip.item():  # apex
-            self.optimizer.step()
 
     def _settle_buffers(self, skip: Tensor) -> None:
         """Batch norm's running statistics: restored after a skipped step, else averaged over the
@@ -194,6 +203,7 @@ class Learner:
                 old.write(torch.where(good, new.read(), old.read()))
 
     def state_dict(self) -> dict[str, Any]:
+        self._step.settle()
         return {
             "model": self.model.state_dict(),
             "ema": None if self.ema is None else self.ema.state_dict(),
@@ -206,8 +216,19 @@ class Learner:
         self.model.load_state_dict(state["model"])
         if self.ema is not None:
             self.ema.load_state_dict(state["ema"])
+        self._step.forget()
         load_optimizer(self.optimizer, state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
+
+
+def _compiled(network: nn.Module, mode: str, sizes: int) -> Callable[[Tensor], Tensor]:
+    """sizes: the number of sizes of the views. Each gets a program of its own: the second one that
+    torch compiles by default would be for any size, which is slower."""
+    if sizes == 1:
+        return torch.compile(network, mode=mode)
+    limit = torch._dynamo.config.recompile_limit  # beyond it, torch would not compile
+    torch._dynamo.config.recompile_limit = max(limit, sizes)
+    return torch.compile(network, mode=mode, dynamic=False)
 
 
 def _over_ranks(model: nn.Module, device: torch.device, group: Group) -> DistributedDataParallel:

@@ -8,23 +8,25 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fastaug.config import TrainConfig
 from fastaug.data.image_set import ImageSet
 from fastaug.data.sources import DataSource, align_classes
 from fastaug.engine.evaluation import Evaluation
+from fastaug.engine.extension import check_new_length
 from fastaug.engine.graphed import GraphedLearner
 from fastaug.engine.learner import Learner
 from fastaug.engine.loaders import build_loader, scan_configured
 from fastaug.engine.metrics import Meter, Speedometer, metric_rows
 from fastaug.engine.nonfinite import NonFiniteGuard, NonFiniteStep, Part
-from fastaug.engine.optim import learning_rate
+from fastaug.engine.optim import learning_rate, rate_warning
 from fastaug.engine.profiling import Profiler, steps_to_record
 from fastaug.errors import DataError, FastaugError, first_line
 from fastaug.runs.checkpoint import check_continuable, load_checkpoint
 from fastaug.runs.console import RunConsole, announcement
 from fastaug.runs.folder import RunFolder
+from fastaug.runs.initial_weights import read_initial_weights
 from fastaug.runs.picture import draw_views
 from fastaug.runtime.arithmetic import arithmetic_in_force, set_arithmetic
 from fastaug.runtime.device import (
@@ -57,6 +59,10 @@ class Trainer:
         keep_freed_memory(self.device)
         if config.run.compile != "off":
             check_compiler(self.device)
+        # Read before the images are scanned: a mistake in it ends the run at once.
+        self._initial = None
+        if checkpoint is None:
+            self._initial = group.from_first(lambda: read_initial_weights(config))
         self.train_images, *measured = group.in_turn(lambda: self._image_sets())
         train = self.train_images
         self.evaluations = [Evaluation(i, config, self.device, group) for i in measured]
@@ -64,7 +70,9 @@ class Trainer:
         after each epoch and chooses best.pt."""
         torch.manual_seed(config.run.seed)
         learner = GraphedLearner if config.run.cuda_graph else Learner
-        self.learner = learner(config, len(train.classes), self.device, group)
+        self.learner = learner(
+            config, len(train.classes), self.device, group, self._load_initial_weights
+        )
         self.loader = group.in_turn(
             lambda: build_loader(config, train, rank=group.rank, ranks=group.ranks)
         )
@@ -82,7 +90,11 @@ class Trainer:
         self.step = 0
         self.evaluated_epochs = 0
         self.best_top1 = -1.0
+        self._view_size = 0
+        """Side of the views in the epoch that is trained on."""
         self.speed = Speedometer(config.optim.batch_size, config.view.views)
+        self._changes = ""
+        """What a resumed run does otherwise than the run that it continues."""
         if checkpoint is not None:
             state = group.from_first(lambda: load_checkpoint(checkpoint))
             self.load_state_dict(state, str(checkpoint))
@@ -117,6 +129,14 @@ class Trainer:
         sets = [train, test] if held_out is None else [train, held_out, test]
         return [scan_configured(self.config.data, images) for images in sets]
 
+    def _load_initial_weights(self, model: nn.Module) -> None:
+        self._weights_report: list[str] = []
+        if self._initial is not None:
+            self._weights_report = self._initial.load_into(
+                model, self.config.model.model, self.train_images.classes
+            )
+        self._initial = None  # the network has them now
+
     @property
     def last_step(self) -> int:
         """Where this run stops: the end of the schedule, or --max-steps."""
@@ -126,16 +146,20 @@ class Trainer:
         """Train to the end, or until a signal; every completed step is in last.pt."""
         self.group.from_first(self._open_folder)
         with self.signals, self.console, self.folder, self.watchdog, self.profiler:
-            self._announce()
+            for line in self.describe():
+                self.console.line(line)
             self._list_bad_images()
             self._train()
             return self._finish()
 
     def _open_folder(self) -> None:
         self.folder.open()
+        if self._changes:
+            self.folder.remove_summary()
 
-    def _announce(self) -> None:
-        for line in announcement(
+    def describe(self) -> Iterator[str]:
+        """The lines that a run begins with."""
+        yield from announcement(
             self.config,
             self.train_images,
             [evaluation.image_sets[0] for evaluation in self.evaluations],
@@ -143,11 +167,17 @@ class Trainer:
             last_step=self.last_step,
             device=self.device,
             group=self.group,
-        ):
-            self.console.line(line)
+        )
+        yield from self._weights_report
+        if self.learner.frozen is not None:
+            yield str(self.learner.frozen)
+        if warning := rate_warning(self.config.optim, self.config.images_per_step):
+            yield warning
         if self._resumed_at is not None:
             done = "; nothing left to train" if self.step >= self.last_step else ""
-            self.console.line(f"resumed at step {self._resumed_at:,}{done}")
+            yield f"resumed at step {self._resumed_at:,}{done}"
+        if self._changes:
+            yield self._changes
 
     # --- the loop ---
 
@@ -170,6 +200,7 @@ class Trainer:
 
     def _train_rest_of_epoch(self) -> None:
         config, share = self.config, 1 / self.config.optim.accumulate
+        self._report_size()
         self.learner.model.train()
         self.speed.start(self.step)
         self.profiler.reach(self.step)
@@ -219,6 +250,13 @@ class Trainer:
         elif self.step == self.last_step:
             self._log("partial", self.meter.means(), rate)
         self.watchdog.beat("waiting for data")
+
+    def _report_size(self) -> None:
+        """Print the size of growing views when it changes."""
+        size, epoch = self.loader.view_size, self.loader.epoch
+        if self.config.view.initial_size and size != self._view_size:
+            self.console.line(f"epoch {epoch + 1}: views of {size} px")
+        self._view_size = size
 
     def _batches(self) -> Iterator[ViewBatch]:
         """The rest of the epoch; the time spent waiting for it is measured."""
@@ -302,6 +340,8 @@ class Trainer:
         timing = self.speed.read(self.step)
         record = {"epoch": self.step / self.steps_per_epoch, **values, "lr": rate}
         record["skipped_steps"] = self.nonfinite.count
+        if self.config.view.initial_size:
+            record["size"] = self._view_size
         self.folder.write(kind, self.step, record, timing)
         self.console.status(values, timing)
 
@@ -393,6 +433,11 @@ class Trainer:
     def load_state_dict(self, state: dict[str, Any], name: str) -> None:
         """Continue from a checkpoint of the same configuration; refuse others."""
         check_continuable(state, self.config, self.train_images.classes, name)
+        saved = TrainConfig.from_saved(state["config"])
+        if saved.optim.epochs != self.config.optim.epochs:
+            self._changes = check_new_length(
+                saved, self.config, state["step"], self.steps_per_epoch, name
+            )
         self.loader.load_state_dict(state["loader"])
         self.learner.load_state_dict(state)
         self.meter.load_state_dict(state["meter"])

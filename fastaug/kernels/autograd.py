@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from fastaug.kernels.config import Average
-from fastaug.kernels.contract import Kernel, takes_mean
+from fastaug.kernels.contract import Kernel, is_soft, takes_mean
 from fastaug.kernels.registry import find_kernel, name_of
 
 
@@ -62,6 +62,8 @@ def apply_kernel(
     graph holds only the name.
     """
     need_grad = logits.requires_grad and torch.is_grad_enabled()
+    if targets is not None and targets.ndim == 2:  # soft
+        targets = targets.detach().to(_precise(logits))
     grad: Tensor | None
     if torch.compiler.is_compiling():
         nll, kl, grad = torch.ops.fastaug.value_and_grad(
@@ -90,6 +92,11 @@ def apply_kernel(
     return (value.mean() if mean else value), nll, kl
 
 
+def _precise(logits: Tensor) -> torch.dtype:
+    """The dtype of the values, and of soft targets."""
+    return torch.float64 if logits.dtype == torch.float64 else torch.float32
+
+
 @torch.library.custom_op("fastaug::value_and_grad", mutates_args=())
 def _value_and_grad(
     logits: Tensor,
@@ -101,10 +108,11 @@ def _value_and_grad(
     need_grad: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """value_and_grad in a compiled graph, of a kernel given by name; grad is [0] if not needed."""
-    nll, kl, grad = find_kernel(kernel, logits, cast("Average | None", average)).value_and_grad(
+    known = cast("Average | None", average)
+    nll, kl, grad = find_kernel(kernel, logits, known, is_soft(targets)).value_and_grad(
         logits,
         targets,
-        average=cast("Average | None", average),
+        average=known,
         kl_weight=kl_weight,
         label_smoothing=label_smoothing,
         need_grad=need_grad,
@@ -122,7 +130,6 @@ def _(
     label_smoothing: float,
     need_grad: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    precise = torch.float64 if logits.dtype == torch.float64 else torch.float32
-    nll = logits.new_empty(logits.shape[0], dtype=precise)
+    nll = logits.new_empty(logits.shape[0], dtype=_precise(logits))
     grad = logits.new_empty(logits.shape if need_grad else (0,))
     return nll, torch.empty_like(nll), grad

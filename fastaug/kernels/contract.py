@@ -23,6 +23,8 @@ class Kernel(Protocol):
 
     Any object with `name`, `supports` and `value_and_grad` is a kernel. It may also have
     - `averages`: the averages that it computes; default: all of them.
+    - `soft_targets`: True if it takes targets [B, C], see value_and_grad; default: False. Then
+      "auto" uses it for them after a check of its own, and naming it for them is no error.
     - `mean_and_grad(logits, targets, average, kl_weight, label_smoothing) -> mean: [], nll, kl,
       grad of the mean`: saves a third of the time of a small batch. Its logits may require a
       gradient; autograd must not record what it does.
@@ -50,6 +52,11 @@ class Kernel(Protocol):
         grad is the gradient of nll_b + kl_weight * kl_b for each image b. average=None computes
         only the regularizer: there are no targets, and nll is zero. Values are fp32 for fp32, fp16
         and bf16 logits; grad has the dtype of the logits.
+
+        With `soft_targets`, targets may be [B, C] in the dtype of the values, with any strides: the
+        probability of each class. They are used as given, nll = -sum_c q_c log p_c with
+        q = (1 - label_smoothing) * targets + label_smoothing / C; rows may have any sum. Where
+        q_c = 0, a class at -inf contributes 0.
         """
 
 
@@ -121,10 +128,23 @@ def check_logits(logits: Tensor) -> None:
         )
 
 
-def why_unsupported(kernel: Kernel, logits: Tensor, average: Average | None) -> str | None:
-    """None, or why a kernel cannot compute this average of these logits here."""
+def is_soft(targets: Tensor | None) -> bool:
+    """True for targets [B, C]."""
+    return targets is not None and targets.is_floating_point()
+
+
+def why_unsupported(
+    kernel: Kernel, logits: Tensor, average: Average | None, soft: bool = False
+) -> str | None:
+    """None, or why a kernel cannot compute this average of these logits here, for soft targets if
+    `soft`."""
     if reason := kernel.supports(logits):
         return reason
+    if soft and not getattr(kernel, "soft_targets", False):
+        return (
+            "takes int64 targets [B], not soft targets [B, C] (it has no soft_targets = True); use "
+            "auto"
+        )
     averages = getattr(kernel, "averages", AVERAGES)
     if average is None or average in averages:
         return None

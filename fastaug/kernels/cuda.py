@@ -12,22 +12,25 @@ from torch import Tensor
 
 from fastaug.errors import KernelUnavailableError
 from fastaug.kernels.config import Average
-from fastaug.kernels.contract import AVERAGES, compiled_averages, why_wrong_dtype
+from fastaug.kernels.contract import AVERAGES, compiled_averages, is_soft, why_wrong_dtype
 from fastaug.toolchain import cuda_driver, nvrtc
 from fastaug.toolchain.build import DTYPES
 from fastaug.toolchain.cuda_driver import Argument, Device
 
 
-def kernel_name(average: str, dtype: str) -> str:
-    return f"objective_{average}_{dtype}"
+def kernel_name(average: str, dtype: str, soft: bool = False) -> str:
+    return f"objective_{'soft_' if soft else ''}{average}_{dtype}"
 
 
 _POINTER, _STRIDE = c_void_p, c_longlong
 OBJECTIVE = nvrtc.Program(
     "objective.cu",
     {
-        kernel_name(average, dtype): f"KERNEL({average},{average.upper()},{dtype},{ctype})"
-        for average in (*AVERAGES, "none")
+        kernel_name(average, dtype, macro == "SOFT_KERNEL"): (
+            f"{macro}({average},{average.upper()},{dtype},{ctype})"
+        )
+        for macro, averages in (("KERNEL", (*AVERAGES, "none")), ("SOFT_KERNEL", AVERAGES))
+        for average in averages
         for dtype, ctype in nvrtc.CTYPES.items()
     },
     (
@@ -58,6 +61,7 @@ class CudaKernel:
     """Logits that fit into shared memory are read once; others in chunks, three times."""
 
     name = "cuda"
+    soft_targets = True
 
     def __init__(self) -> None:
         self._devices: dict[int, Device | str] = {}
@@ -100,8 +104,10 @@ class CudaKernel:
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         if logits.stride(2) != 1:
             logits = logits.contiguous()
+        soft = is_soft(targets)
         if targets is not None:
-            targets = targets.to(logits.device, torch.int64, non_blocking=True).contiguous()
+            dtype = torch.float32 if soft else torch.int64
+            targets = targets.to(logits.device, dtype, non_blocking=True).contiguous()
         images = len(logits)
         nll = torch.empty(images, dtype=torch.float32, device=logits.device)
         kl = torch.empty_like(nll)
@@ -111,7 +117,7 @@ class CudaKernel:
             plan = _plan(device, logits)
             device.launch(
                 OBJECTIVE,
-                kernel_name(average or "none", DTYPES[logits.dtype]),
+                kernel_name(average or "none", DTYPES[logits.dtype], soft),
                 images,
                 plan.threads,
                 plan.shared_bytes,

@@ -1,4 +1,4 @@
-"""The native kernel: cuda/objective.cpp, compiled for this CPU on first use."""
+"""The native kernel: cuda/objective.cpp, prebuilt or compiled for this CPU on first use."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from fastaug.kernels.contract import (
     wrong_target,
 )
 from fastaug.toolchain.build import DTYPES
-from fastaug.toolchain.cpp import build_library, open_library, why_not
+from fastaug.toolchain.cpp import find_library, open_library, why_not
 
 _CPU = torch.device("cpu")
 _DTYPES = {dtype: code for code, dtype in enumerate(DTYPES)}
 # `Arguments` of objective.cpp
-_pack = struct.Struct("@iiPqqPqiiffPPPPiP").pack
+_pack = struct.Struct("@iiPqqPqiiffPPPPiiP").pack
 _IMPORTED_IN = os.getpid()
 # Logits per thread, about 15 us of work: with less, waking the thread takes longer.
 _PER_THREAD = 16384
@@ -34,6 +34,7 @@ class NativeKernel:
     """Divides the images among torch's threads."""
 
     name = "native"
+    soft_targets = True
 
     def supports(self, logits: Tensor) -> str | None:
         if logits.device.type != "cpu":
@@ -46,7 +47,7 @@ class NativeKernel:
 
     def sources(self) -> tuple[Path, ...]:
         # Also the library: it differs between CPUs and compilers.
-        return Path(__file__), _build()
+        return Path(__file__), _find()
 
     def value_and_grad(
         self,
@@ -95,8 +96,10 @@ def _run_on(
     if need_grad:  # empty_like is faster than new_empty, and keeps the order of strides
         dense = logits.is_contiguous()
         grad = torch.empty_like(logits) if dense else logits.new_empty(logits.shape)
+    soft = False
     if targets is not None:
-        targets = targets.contiguous()
+        soft = targets.ndim == 2
+        targets = (targets.float() if soft else targets).contiguous()
     library, openmp = _library()
     wrong = library(
         _pack(
@@ -116,6 +119,7 @@ def _run_on(
             0 if mean is None else mean.data_ptr(),
             0 if grad is None else grad.data_ptr(),
             min(torch.get_num_threads(), images, 1 + images * views * classes // _PER_THREAD),
+            soft,
             openmp,
         )
     )
@@ -133,15 +137,15 @@ def _why_not() -> str | None:
 @cache
 def _library() -> tuple[ctypes._NamedFuncPointer, int]:
     """The compiled function, and OpenMP's entry point for it."""
-    return _open(_build()), _openmp()
+    return _open(_find()), _openmp()
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows
     os.register_at_fork(after_in_child=_library.cache_clear)
 
 
-def _build() -> Path:
-    return build_library("objective.cpp", "the native loss kernel")
+def _find() -> Path:
+    return find_library("objective.cpp", "the native loss kernel")
 
 
 def _open(file: Path) -> ctypes._NamedFuncPointer:

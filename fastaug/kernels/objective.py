@@ -11,7 +11,7 @@ from torch import Tensor
 from fastaug.errors import ConfigError
 from fastaug.kernels.autograd import apply_kernel
 from fastaug.kernels.config import Average
-from fastaug.kernels.contract import AVERAGES, Kernel, check_logits
+from fastaug.kernels.contract import AVERAGES, Kernel, check_logits, is_soft
 from fastaug.kernels.registry import find_kernel
 
 
@@ -35,16 +35,19 @@ def objective(
     label_smoothing: float = 0.0,
     kernel: str | Kernel = "auto",
 ) -> ObjectiveTerms:
-    """logits: [B, K, C], targets: [B] int64 -> the training loss and its terms.
+    """logits: [B, K, C], targets: [B] int64 or [B, C] floating -> the training loss and its terms.
 
+    targets: the class of each image; or, soft, the probability of each class, as
+    torch.nn.functional.cross_entropy takes it: rows are used as given, whatever their sum, and no
+    gradient flows to them.
     average: what is averaged over the K views of an image: "losses", "probs" or "logits".
     kl_weight: weight of the pairwise KL between the views; label smoothing does not affect it.
     """
     check_options(average, kl_weight, label_smoothing)
     check_logits(logits)
-    _check_targets(targets, len(logits))
+    _check_targets(targets, logits)
     return loss_terms(
-        _resolved(kernel, logits, average),
+        _resolved(kernel, logits, average, is_soft(targets)),
         logits,
         targets,
         average=average,
@@ -83,9 +86,11 @@ def image_kl(kernel: Kernel | str, logits: Tensor) -> Tensor:
     return apply_kernel(kernel, logits, None, None, 1.0, 0.0, mean=False)[0]
 
 
-def _resolved(kernel: Kernel | str, logits: Tensor, average: Average | None) -> Kernel | str:
+def _resolved(
+    kernel: Kernel | str, logits: Tensor, average: Average | None, soft: bool = False
+) -> Kernel | str:
     """The kernel; while compiling only its name, which each run of the graph looks up."""
-    return kernel if torch.compiler.is_compiling() else find_kernel(kernel, logits, average)
+    return kernel if torch.compiler.is_compiling() else find_kernel(kernel, logits, average, soft)
 
 
 def check_options(average: Average, kl_weight: float, label_smoothing: float) -> None:
@@ -106,16 +111,25 @@ def _check_range(name: str, value: float, limit: float) -> None:
     raise ConfigError(f"{name} must be at least 0 and {below}, got {value!r}")
 
 
-def _check_targets(targets: Tensor, images: int) -> None:
+def _check_targets(targets: Tensor, logits: Tensor) -> None:
+    images, _, classes = logits.shape
     is_tensor = isinstance(targets, Tensor)
     if is_tensor and targets.shape == (images,) and targets.dtype is torch.int64:
         return
     given = type(targets).__name__
     if is_tensor:
         given = f"{targets.dtype} of shape {list(targets.shape)}"
-        if targets.shape == (images,) and not targets.is_floating_point():
+        is_floating = targets.is_floating_point()
+        if targets.shape == (images, classes) and is_floating:
+            if targets.device == logits.device:
+                return
+            given += f" on {targets.device}; use targets.to(logits.device)"
+        elif targets.shape == (images,) and not is_floating:
             given += "; use targets.long()"
+        elif targets.shape == (images, classes):
+            given += "; use targets.float()"
     raise ConfigError(
-        f"targets must be an int64 tensor of shape [{images}], one class index for each image, "
-        f"got {given}"
+        f"targets must be an int64 tensor of shape [{images}], one class index for each image, or "
+        f"a floating-point tensor of shape [{images}, {classes}] on {logits.device}, one "
+        f"probability for each class, got {given}"
     )

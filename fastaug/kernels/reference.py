@@ -1,7 +1,8 @@
 """The reference kernel: the objective and its gradient in plain torch, on any device.
 
 Names: z logits, lp log-probabilities, p probabilities of each view, all [B, K, C]; q the smoothed
-target [B, C]; g the softmax of the mean logits [B, C].
+target [B, C], q_sum its sum over the classes [B, 1] (1 for a class index); g the softmax of the
+mean logits [B, C].
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ import torch
 from torch import Tensor
 
 from fastaug.kernels.config import Average
-from fastaug.kernels.contract import wrong_target
+from fastaug.kernels.contract import is_soft, wrong_target
 
 
 class ReferenceKernel:
     name = "reference"
+    soft_targets = True
 
     def supports(self, logits: Tensor) -> str | None:
         return (
@@ -44,8 +46,8 @@ class ReferenceKernel:
         nll, grad = torch.zeros_like(kl), torch.zeros_like(lp)
         if average is not None:
             assert targets is not None
-            q = _smoothed(targets, z.shape[-1], label_smoothing, z.dtype)
-            nll, grad = _NLL[average](z, lp, q)
+            q, q_sum = _smoothed(targets, z.shape[-1], label_smoothing, z.dtype)
+            nll, grad = _NLL[average](z, lp, q, q_sum)
         if kl_grad is not None:
             grad = grad + kl_weight * kl_grad
         return nll, kl, grad.to(logits.dtype) if need_grad else None
@@ -75,24 +77,35 @@ def _pairwise_kl(lp: Tensor, need_grad: bool) -> tuple[Tensor, Tensor | None]:
     return kl, (p * (d - m) + (p - p.mean(1, keepdim=True))) / (views - 1)
 
 
-def _smoothed(targets: Tensor, classes: int, smoothing: float, dtype: torch.dtype) -> Tensor:
+def _smoothed(
+    targets: Tensor, classes: int, smoothing: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor | int]:
+    """q and q_sum."""
+    if is_soft(targets):
+        q = targets.to(dtype) * (1 - smoothing) + smoothing / classes
+        return q, q.sum(-1, keepdim=True)
     if targets.device.type == "cpu" and len(wrong := targets[(targets < 0) | (targets >= classes)]):
         raise wrong_target(targets.tolist().index(wrong[0]), int(wrong[0]), classes)
     q = torch.full((len(targets), classes), smoothing / classes, dtype=dtype, device=targets.device)
-    return q.scatter_add_(1, targets[:, None], q.new_full((len(targets), 1), 1 - smoothing))
+    return q.scatter_add_(1, targets[:, None], q.new_full((len(targets), 1), 1 - smoothing)), 1
 
 
 def _cross_entropy(q: Tensor, lp: Tensor) -> Tensor:
     """-sum_c q_c lp_c, where q_c = 0 counts as 0 also at lp_c = -inf."""
-    return -(q * lp.masked_fill(q == 0, 0)).sum(-1)
+    return -(q * lp.masked_fill((q == 0) & (lp == -math.inf), 0)).sum(-1)
 
 
-def _average_losses(z: Tensor, lp: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
+_Sum = Tensor | int
+
+
+def _average_losses(z: Tensor, lp: Tensor, q: Tensor, q_sum: _Sum) -> tuple[Tensor, Tensor]:
     q = q[:, None].expand_as(lp)
-    return _cross_entropy(q, lp).mean(1), (lp.exp() - q) / lp.shape[1]
+    if isinstance(q_sum, Tensor):
+        q_sum = q_sum[:, None]
+    return _cross_entropy(q, lp).mean(1), (lp.exp() * q_sum - q) / lp.shape[1]
 
 
-def _average_probs(z: Tensor, lp: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
+def _average_probs(z: Tensor, lp: Tensor, q: Tensor, q_sum: _Sum) -> tuple[Tensor, Tensor]:
     # log of the mean probability through logsumexp: exp would underflow at a logit gap of 200.
     lp_mean = lp.logsumexp(1) - math.log(lp.shape[1])
     ratio = (lp - lp_mean[:, None]).exp()
@@ -102,9 +115,9 @@ def _average_probs(z: Tensor, lp: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
     return _cross_entropy(q, lp_mean), grad
 
 
-def _average_logits(z: Tensor, lp: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
+def _average_logits(z: Tensor, lp: Tensor, q: Tensor, q_sum: _Sum) -> tuple[Tensor, Tensor]:
     lg = z.mean(1).log_softmax(-1)
-    return _cross_entropy(q, lg), ((lg.exp() - q) / lp.shape[1])[:, None].expand_as(lp)
+    return _cross_entropy(q, lg), ((lg.exp() * q_sum - q) / lp.shape[1])[:, None].expand_as(lp)
 
 
 _NLL = {"losses": _average_losses, "probs": _average_probs, "logits": _average_logits}

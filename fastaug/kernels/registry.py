@@ -76,9 +76,14 @@ def _why_not(name: str, logits: Tensor) -> str | None:
 
 
 def check_kernel(kernel: str | Kernel, device: str | torch.device = "cpu") -> AdmissionReport:
-    """Compare a kernel with the float64 reference now. The report replaces a cached one."""
+    """Compare a kernel with the float64 reference now, also for soft targets if it takes them. The
+    report replaces a cached one."""
     address, kernel, device = _address(kernel), _loaded(kernel), available_device(device)
     report = check_admission(kernel, device, address=address, again=True)
+    if report.admitted and getattr(kernel, "soft_targets", False):
+        soft = check_admission(kernel, device, soft=True, address=address, again=True)
+        worst = f"{report.worst}; {soft.worst}" if soft.admitted else soft.worst
+        report = replace(soft, cases=report.cases + soft.cases, worst=worst)
     _found.clear()
     return report
 
@@ -91,25 +96,29 @@ def resolve_kernel(
     device: torch.device,
     dtype: torch.dtype = torch.float32,
     average: Average | None = None,
+    soft: bool = False,
 ) -> Kernel:
     """An admitted kernel that can run here, for logits [B, views, classes].
 
     kernel: "auto", a name, package.module:attribute, or a kernel. average: what it must be able to
-    average; None for only the pairwise KL. The choice is logged.
+    average; None for only the pairwise KL. soft: for targets [B, C]. The choice is logged.
     """
     logits = torch.empty(1, views, classes, dtype=dtype, device=device)
-    return find_kernel(kernel, logits, average)
+    return find_kernel(kernel, logits, average, soft)
 
 
-def find_kernel(kernel: str | Kernel, logits: Tensor, average: Average | None = None) -> Kernel:
+def find_kernel(
+    kernel: str | Kernel, logits: Tensor, average: Average | None = None, soft: bool = False
+) -> Kernel:
     """resolve_kernel() for given logits. Cached, because objective() calls it each time."""
     _, views, classes = logits.shape
-    key = (kernel, logits.device, logits.dtype, views, classes, average)
+    key = (kernel, logits.device, logits.dtype, views, classes, average, soft)
     try:
         return _found[key]
     except (KeyError, TypeError):  # TypeError: a kernel that is not hashable
         is_auto = isinstance(kernel, str) and kernel == "auto"
-        found = _automatic(logits, average) if is_auto else _named(kernel, logits, average)
+        asked = (logits, average, soft)
+        found = _automatic(*asked) if is_auto else _named(kernel, *asked)
         if getattr(kernel, "__hash__", None):
             _found[key] = found
         return found
@@ -127,11 +136,11 @@ def name_of(kernel: str | Kernel) -> str:
     return kernel.name
 
 
-def _automatic(logits: Tensor, average: Average | None) -> Kernel:
+def _automatic(logits: Tensor, average: Average | None, soft: bool) -> Kernel:
     for kernel in _OWN:
-        if why_unsupported(kernel, logits, average) is not None:
+        if why_unsupported(kernel, logits, average, soft) is not None:
             continue
-        report = _admission_of(kernel, logits.device)
+        report = _admission_of(kernel, logits.device, soft)
         if report.admitted:
             _log_once(logging.INFO, f"loss kernel: {kernel.name}")
             return kernel
@@ -146,11 +155,11 @@ def _log_once(level: int, text: str, key: str = "") -> None:
         log.log(level, text)
 
 
-def _named(kernel: str | Kernel, logits: Tensor, average: Average | None) -> Kernel:
+def _named(kernel: str | Kernel, logits: Tensor, average: Average | None, soft: bool) -> Kernel:
     address, kernel = _address(kernel), _loaded(kernel)
-    if reason := why_unsupported(kernel, logits, average):
+    if reason := why_unsupported(kernel, logits, average, soft):
         raise KernelUnavailableError(f"kernel {kernel.name!r} cannot run here: {reason}")
-    report = _admission_of(kernel, logits.device, address)
+    report = _admission_of(kernel, logits.device, soft, address)
     if not report.admitted:
         raise KernelUnavailableError(str(report))
     _log_once(logging.INFO, f"loss kernel: {kernel.name}")
@@ -158,12 +167,12 @@ def _named(kernel: str | Kernel, logits: Tensor, average: Average | None) -> Ker
 
 
 def _admission_of(
-    kernel: Kernel, device: torch.device, address: str | None = None
+    kernel: Kernel, device: torch.device, soft: bool, address: str | None = None
 ) -> AdmissionReport:
     """The reference is always admitted: others are compared with it."""
     if type(kernel) is ReferenceKernel:
         return AdmissionReport(kernel.name, str(device), True, 0, "others are compared with it")
-    return check_admission(kernel, device, address=address)
+    return check_admission(kernel, device, soft=soft, address=address)
 
 
 def load_kernel(name: str) -> Kernel:

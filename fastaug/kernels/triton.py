@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fastaug.kernels.config import Average
-from fastaug.kernels.contract import why_wrong_dtype
+from fastaug.kernels.contract import is_soft, why_wrong_dtype
 from fastaug.runtime.device import why_no_triton
 
 
@@ -26,6 +26,7 @@ class TritonKernel:
 
     name = "triton"
     averages: tuple[Average, ...] = ("losses", "probs", "logits")  # of triton_program.py
+    soft_targets = True
 
     def __init__(self, tile: int = 16384) -> None:
         self.tile = tile
@@ -67,6 +68,9 @@ class TritonKernel:
         if images == 0:
             return nll, kl, grad
 
+        soft = is_soft(targets)
+        if targets is not None:
+            targets = (targets.float() if soft else targets).contiguous()
         tile = Tile.of(views, classes, self.tile)
         strides = (*logits.stride()[:2], views * classes, classes)
         # Adjacent elements that a thread may load or store at once: few enough to spread the
@@ -76,7 +80,7 @@ class TritonKernel:
         with torch.cuda.device_of(logits):
             triton_program.objective_program[(images,)](
                 logits,
-                None if average is None or targets is None else targets.contiguous(),
+                None if average is None else targets,
                 nll,
                 kl,
                 grad,
@@ -84,6 +88,7 @@ class TritonKernel:
                 float(kl_weight),
                 float(label_smoothing),
                 AVERAGE=average,
+                SOFT=soft,
                 KL_SLOPE=need_grad and kl_weight != 0 and views > 1,
                 K=views,
                 C=classes,

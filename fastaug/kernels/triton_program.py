@@ -39,6 +39,7 @@ def objective_program(
     kl_weight: tl.float32,
     smoothing: tl.float32,
     AVERAGE: tl.constexpr,
+    SOFT: tl.constexpr,
     KL_SLOPE: tl.constexpr,
     K: tl.constexpr,
     C: tl.constexpr,
@@ -49,6 +50,7 @@ def objective_program(
     """Program b: logits [b, K, C] -> nll [b], kl [b], gradient [b, K, C] unless it is None.
 
     AVERAGE: "losses", "probs", "logits", or None for the regularizer only, without targets.
+    SOFT: targets are [B, C] fp32 with any sums, not [B] int64.
     KL_SLOPE: True if the KL is part of the gradient. With weight 0 it must not be: its slope may
     be infinite, and 0 * inf is NaN.
     Strides are in units of ALIGNED elements, so that the compiler knows how many to load at once.
@@ -79,27 +81,30 @@ def objective_program(
     mean_offset = _mean_of_views(offset, K)
 
     if C <= TILE:
-        q = _smoothed_target(targets, image, column, smoothing, AVERAGE, C)
-        p, v, u, kl_terms, scores = _columns(
+        q = _smoothed_target(targets, image, column, smoothing, AVERAGE, SOFT, C)
+        p, v, u, kl_terms, score = _columns(
             z, q, top, log_sum, offset, base, mean_offset, kl_weight, AVERAGE, KL_SLOPE, K
         )
+        scores = _weighted(q, score, SOFT)
+        q_total = q
         v_sum = tl.sum(v, 1)
         u_top = u
         u_total = tl.full([TILE], 1.0, tl.float32)
     else:
         kl_terms = tl.zeros([TILE], tl.float32)
         scores = tl.zeros([TILE], tl.float32)
+        q_total = tl.zeros([TILE], tl.float32)
         v_sum = tl.zeros([K_PADDED], tl.float32)
         u_top = tl.full([TILE], -INF, tl.float32)
         u_total = tl.zeros([TILE], tl.float32)
         for first in range(0, C, TILE):
             z = _load(rows, first + column, K, C)
-            q = _smoothed_target(targets, image, first + column, smoothing, AVERAGE, C)
-            p, v, u, more_kl, more_scores = _columns(
+            q = _smoothed_target(targets, image, first + column, smoothing, AVERAGE, SOFT, C)
+            p, v, u, more_kl, score = _columns(
                 z, q, top, log_sum, offset, base, mean_offset, kl_weight, AVERAGE, KL_SLOPE, K
             )
             kl_terms += more_kl
-            scores += more_scores
+            scores += _weighted(q, score, SOFT)
             if gradient is not None:
                 v_sum += tl.sum(v, 1)
             if AVERAGE == "logits":
@@ -107,26 +112,37 @@ def objective_program(
                 shift = _finite(larger)
                 u_total = u_total * tl.exp(u_top - shift) + tl.exp(u - shift)
                 u_top = larger
+                if SOFT:
+                    q_total += q
 
-    log_total = 0.0  # log sum_c exp(u_c), where logits are averaged
+    # log sum_c exp(u_c) and sum_c q_c, where logits are averaged
+    log_total = 0.0
+    q_sum = 1.0
+    at_origin = 0.0  # nll if all u were 0
     if AVERAGE == "logits":
         largest = tl.max(u_top, 0)
         log_total = largest + tl.log(tl.sum(u_total * tl.exp(u_top - largest), 0))
-    tl.store(nll + image, log_total - tl.sum(scores, 0))
+        at_origin = log_total
+        if SOFT:
+            q_sum = tl.sum(q_total, 0)
+            at_origin = q_sum * log_total
+    tl.store(nll + image, at_origin - tl.sum(scores, 0))
     tl.store(kl + image, tl.sum(kl_terms, 0) / max(1, K - 1))
 
     if gradient is not None:
         out = gradient + image * (out_image_stride * ALIGNED) + view * (out_view_stride * ALIGNED)
         if C <= TILE:
-            _store_gradient(out, column, p, v, v_sum, u, q, log_total, AVERAGE, K, C)
+            _store_gradient(out, column, p, v, v_sum, u, q, q_sum, log_total, AVERAGE, SOFT, K, C)
         else:
             for first in range(0, C, TILE):
                 z = _load(rows, first + column, K, C)
-                q = _smoothed_target(targets, image, first + column, smoothing, AVERAGE, C)
+                q = _smoothed_target(targets, image, first + column, smoothing, AVERAGE, SOFT, C)
                 p, v, u, _, _ = _columns(
                     z, q, top, log_sum, offset, base, mean_offset, kl_weight, AVERAGE, KL_SLOPE, K
                 )
-                _store_gradient(out, first + column, p, v, v_sum, u, q, log_total, AVERAGE, K, C)
+                _store_gradient(
+                    out, first + column, p, v, v_sum, u, q, q_sum, log_total, AVERAGE, SOFT, K, C
+                )
 
 
 @triton.jit
@@ -143,7 +159,7 @@ def _columns(
     KL_SLOPE: tl.constexpr,
     K: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """p, v: [K, TILE]; u, the terms of (K-1) kl and those of -nll: [TILE]."""
+    """p, v: [K, TILE]; u, the terms of (K-1) kl, and s without log sum_c exp(u_c): [TILE]."""
     # Differences to the largest of the views are exact where views are close, whatever the logits
     # have in common. Differences to their mean would be as good, but it is rounded.
     best = tl.max(_mask_views(z, -INF, K), 0)
@@ -174,7 +190,16 @@ def _columns(
         score = largest + tl.log(mean_share)
         ratio = tl.where(mean_share == 0.0, 1.0, share * (1 / mean_share)[None, :])
         v -= (q / K)[None, :] * ratio
-    return p, v, u, kl_terms, tl.where(q == 0.0, 0.0, q * score)
+    return p, v, u, kl_terms, score
+
+
+@triton.jit
+def _weighted(q: tl.tensor, score: tl.tensor, SOFT: tl.constexpr) -> tl.tensor:
+    """q * score, where 0 * -inf is 0."""
+    absent = q == 0.0
+    if SOFT:  # all of q may be 0, and a NaN must not be lost
+        absent = absent & (score == -INF)
+    return tl.where(absent, 0.0, q * score)
 
 
 @triton.jit
@@ -186,14 +211,19 @@ def _store_gradient(
     v_sum: tl.tensor,
     u: tl.tensor,
     q: tl.tensor,
+    q_sum: tl.tensor,
     log_total: tl.tensor,
     AVERAGE: tl.constexpr,
+    SOFT: tl.constexpr,
     K: tl.constexpr,
     C: tl.constexpr,
 ) -> None:
     value = v - p * v_sum[:, None]
     if AVERAGE == "logits":  # the same for all views, and in terms of z already
-        value += ((tl.exp(u - log_total) - q) / K)[None, :]
+        g = tl.exp(u - log_total)
+        if SOFT:
+            g *= q_sum
+        value += ((g - q) / K)[None, :]
     view = tl.arange(0, rows.shape[0])
     inside = (view < K)[:, None] & (column < C)[None, :]
     tl.store(rows[:, None] + column[None, :], value, inside)
@@ -215,11 +245,15 @@ def _smoothed_target(
     column: tl.tensor,
     smoothing: tl.tensor,
     AVERAGE: tl.constexpr,
+    SOFT: tl.constexpr,
     C: tl.constexpr,
 ) -> tl.tensor:
     """q: [TILE]; NaN for a target that is not a class, so that nll and gradient are NaN."""
     if AVERAGE is None:
         q = tl.zeros_like(column).to(tl.float32)
+    elif SOFT:
+        target = tl.load(targets + image * C + column, column < C, 0.0)
+        q = tl.where(column < C, target * (1 - smoothing) + smoothing / C, 0.0)
     else:
         target = tl.load(targets + image)
         other = tl.where((target >= 0) & (target < C), smoothing / C, float("nan"))

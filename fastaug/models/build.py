@@ -1,13 +1,14 @@
 """Models by name."""
 
 import re
+from collections.abc import Sequence
 from difflib import get_close_matches
 from numbers import Integral
 
 import torch
 from torch import nn
 
-from fastaug.errors import ConfigError
+from fastaug.errors import ConfigError, first_line
 from fastaug.models.config import ModelConfig
 from fastaug.models.nf import TIMM_NAMES, build_nf
 from fastaug.models.resnet18 import ResNet18
@@ -25,6 +26,7 @@ def build_model(
     dropout: float = 0.0,
     stochastic_depth: float = 0.0,
     image_size: int | None = None,
+    several_sizes: bool = False,
 ) -> nn.Module:
     """An untrained network: images [N, 3, H, W] -> logits [N, C], fp32 under autocast too.
 
@@ -32,6 +34,7 @@ def build_model(
     dropout: rate before the last layer; not in wrn and resnet18.
     stochastic_depth: rate of the deepest block, from 0 in the first; not in wrn and resnet18.
     image_size: used only by timm models that are built for one size, such as ViT.
+    several_sizes: the network also takes smaller images, if it can.
     """
     if not isinstance(name, str):
         raise ConfigError(f"the model's name must be a string, got {name!r}")
@@ -63,6 +66,7 @@ def build_model(
             dropout=dropout,
             stochastic_depth=stochastic_depth,
             image_size=image_size,
+            several_sizes=several_sizes,
         )
     else:
         nearest = ", ".join(get_close_matches(name, SUGGESTIONS, cutoff=0.0))
@@ -73,7 +77,9 @@ def build_model(
     return model
 
 
-def build_configured_model(config: ModelConfig, num_classes: int, image_size: int) -> nn.Module:
+def build_configured_model(
+    config: ModelConfig, num_classes: int, image_size: int, *, several_sizes: bool = False
+) -> nn.Module:
     """The network that the settings name."""
     return build_model(
         config.model,
@@ -81,4 +87,35 @@ def build_configured_model(config: ModelConfig, num_classes: int, image_size: in
         dropout=config.dropout,
         stochastic_depth=config.stochastic_depth,
         image_size=image_size,
+        several_sizes=several_sizes,
     )
+
+
+def check_configured_model(config: ModelConfig, sizes: Sequence[int]) -> nn.Module:
+    """The network on the meta device, or ConfigError if it cannot be built or cannot take views of
+    all sizes.
+
+    sizes: in ascending order. Nothing is computed.
+    """
+    *smaller, largest = sizes
+    with torch.device("meta"), torch.no_grad():
+        model = build_configured_model(config, 2, largest, several_sizes=bool(smaller)).eval()
+        if smaller and _why_not(model, largest):
+            return model  # the reason is not the size: it cannot run on the meta device
+        for size in smaller:
+            if reason := _why_not(model, size):
+                raise ConfigError(
+                    f"{config.model} cannot take views of {size} px, a size between "
+                    f"--initial-size {smaller[0]} and --size {largest} ({reason}); omit "
+                    "--initial-size, or choose another model"
+                )
+    return model
+
+
+def _why_not(model: nn.Module, size: int) -> str:
+    """Why the network cannot take images of a size; empty if it can."""
+    try:
+        model(torch.empty(2, 3, size, size))
+    except Exception as error:  # each network has its own checks
+        return first_line(error)
+    return ""

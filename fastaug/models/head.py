@@ -24,6 +24,8 @@ class Fp32Linear(nn.Linear):
     def forward(self, features: Tensor) -> Tensor:
         weight = at_least_fp32(self.weight)
         bias = None if self.bias is None else at_least_fp32(self.bias)
+        if features.is_meta:  # only shapes are computed, and torch has no autocast for it
+            return F.linear(features.to(weight.dtype), weight, bias)
         with torch.autocast(features.device.type, enabled=False):
             linear = _fp32_linear if features.is_cuda else F.linear
             return linear(features.to(weight.dtype), weight, bias)
@@ -62,15 +64,26 @@ def _fp32_linear_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 _fp32_linear.register_autograd(_fp32_linear_backward, setup_context=_save_for_backward)
 
 
+def head_parameters(model: nn.Module) -> set[str]:
+    """Names of the parameters of a network's last layers, which return class scores."""
+    own = {id(parameter) for parameter in _head(model).parameters()}
+    return {name for name, parameter in model.named_parameters() if id(parameter) in own}
+
+
+def _head(model: nn.Module) -> nn.ModuleList:
+    """The last layers: timm's networks may have two; fastaug's own call theirs head."""
+    network = cast(Any, model)
+    classifier = network.get_classifier() if hasattr(model, "get_classifier") else network.head
+    return nn.ModuleList(classifier if isinstance(classifier, tuple | list) else [classifier])
+
+
 def keep_head_in_fp32(model: nn.Module, num_classes: int) -> nn.Module:
     """Make a timm model return fp32 logits [N, C]; its parameters keep their names.
 
     Every linear layer that returns class scores becomes an Fp32Linear. Another kind of head (a 1x1
     convolution in dla, dpn and resnetv2) computes as before, and its output is cast.
     """
-    classifier = cast(Any, model).get_classifier()
-    heads = nn.ModuleList(classifier if isinstance(classifier, tuple | list) else [classifier])
-    for layer in heads.modules():
+    for layer in _head(model).modules():
         if type(layer) is nn.Linear and layer.out_features == num_classes:
             layer.__class__ = Fp32Linear  # in place: all references to the layer stay valid
     model.register_forward_hook(_cast_output)

@@ -47,6 +47,7 @@ class ResNet18(nn.Module):
             BasicBlock(256, 512, stride=2),
             BasicBlock(512, 512, stride=1),
         )
+        self.blocks_per_stage = 2
         self.head = Fp32Linear(512, num_classes)
         self._initialize()
 

@@ -1,5 +1,6 @@
-"""Untrained image classifiers from timm: `timm/NAME`."""
+"""Image classifiers from timm: `timm/NAME` or `timm/NAME.TAG`."""
 
+from contextlib import suppress
 from difflib import get_close_matches
 from types import ModuleType
 
@@ -26,13 +27,12 @@ def build_timm(
     dropout: float,
     stochastic_depth: float,
     image_size: int | None,
+    several_sizes: bool,
 ) -> nn.Module:
-    """images [N, 3, H, W] -> logits [N, C] fp32. `name` is timm's, without the prefix."""
+    """Untrained network: images [N, 3, H, W] -> logits [N, C] fp32. `name` is timm's, without the
+    prefix; a tag only decides for which image size and weights the network is made."""
     timm = require_timm(f"timm/{name}")
-    known = timm.list_models()
-    if name not in known:
-        nearest = [f"timm/{match}" for match in get_close_matches(name, known, cutoff=0.0)]
-        raise ConfigError(f"unknown model timm/{name}; nearest: {', '.join(nearest)}")
+    check_timm_name(timm, name)
     options: dict[str, float] = {}
     if dropout:
         options["drop_rate"] = dropout
@@ -41,7 +41,7 @@ def build_timm(
     if image_size is not None and timm.get_pretrained_cfg(name).fixed_input_size:
         options["img_size"] = image_size
     try:
-        model = timm.create_model(name, num_classes=num_classes, **options)
+        model = _create(timm, name, num_classes, options, several_sizes)
     except (TypeError, ValueError, AssertionError, RuntimeError) as error:
         given = f"dropout {dropout}, stochastic depth {stochastic_depth}, image size {image_size}"
         reason = " ".join(str(error).split())
@@ -53,6 +53,25 @@ def build_timm(
             f"timm/{name} ignores stochastic depth, got {stochastic_depth}; set it to 0"
         )
     return keep_head_in_fp32(model, num_classes)
+
+
+def check_timm_name(timm: ModuleType, name: str) -> None:
+    """Refuse what is neither NAME nor NAME.TAG; timm would also accept, e.g., hf-hub:NAME."""
+    known = timm.list_pretrained() if "." in name else timm.list_models()
+    if name not in known:
+        nearest = [f"timm/{match}" for match in get_close_matches(name, known, cutoff=0.0)]
+        raise ConfigError(f"unknown model timm/{name}; nearest: {', '.join(nearest)}")
+
+
+def _create(
+    timm: ModuleType, name: str, num_classes: int, options: dict[str, float], several_sizes: bool
+) -> nn.Module:
+    """several_sizes: let a model that is built for one size take others, if it has that option."""
+    if several_sizes and "img_size" in options:
+        with suppress(TypeError):  # unknown to this model
+            dynamic = options | {"dynamic_img_size": True}
+            return timm.create_model(name, num_classes=num_classes, **dynamic)
+    return timm.create_model(name, num_classes=num_classes, **options)
 
 
 def make_standardized_weights_contiguous(model: nn.Module) -> None:

@@ -48,6 +48,7 @@ class WideResNet(nn.Module):
                 blocks.append(block)
                 in_channels = channels
         self.blocks = nn.Sequential(*blocks)
+        self.blocks_per_stage = blocks_per_group
         self.head = Fp32Linear(in_channels, num_classes)
         self._initialize()
 

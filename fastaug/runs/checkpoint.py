@@ -10,8 +10,6 @@ import errno
 import hashlib
 import io
 import os
-import pickletools
-import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any, cast
@@ -21,16 +19,13 @@ import torch
 import fastaug
 from fastaug.config import TrainConfig
 from fastaug.errors import CheckpointError, DamagedCheckpointError, few, first_line
+from fastaug.runs.torch_archive import BadArchiveError, check_archive
 from fastaug.runtime.atomic import atomic_write
 from fastaug.runtime.device import memory_bound
 
 FORMAT = 3
 """Raised when older versions cannot read a checkpoint. 1: no checksum; 2: other names."""
 
-_NEEDED_NAMES = {
-    *("collections OrderedDict", "torch._utils _rebuild_tensor_v2"),
-    *("torch._utils _rebuild_parameter",),
-}
 _LABEL = b"fastaug sha256 "
 _COMMENT = len(_LABEL) + 64
 
@@ -135,7 +130,7 @@ def _content(path: Path) -> bytes:
 def _checked(path: Path, content: bytes) -> tuple[bytes, bool]:
     """The archive without its checksum, which is verified, and whether it had one."""
     comment = content[-_COMMENT:]
-    has_checksum = comment.startswith(_LABEL)
+    has_checksum = is_checkpoint(content)
     if has_checksum:
         length = content[-_COMMENT - 2 : -_COMMENT]
         content = content[: -_COMMENT - 2] + bytes(2)
@@ -143,37 +138,17 @@ def _checked(path: Path, content: bytes) -> tuple[bytes, bool]:
         if (length, _LABEL + digest) != (_COMMENT.to_bytes(2, "little"), comment):
             raise _damaged(path, "its checksum differs")
     try:
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            entries = archive.infolist()
-    except (zipfile.BadZipFile, ValueError, OSError) as error:
-        raise _damaged(path) from error
-    # torch stores entries uncompressed; others could inflate to any size, or repeat one entry.
-    if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
-        raise _damaged(path, "compressed entries")
-    if sum(entry.file_size for entry in entries) > len(content):
-        raise _damaged(path, "entries larger than the file")
-    _check_names(path, content)
+        check_archive(content)
+    except BadArchiveError as error:
+        raise DamagedCheckpointError(
+            f"{path}: damaged, or not a fastaug checkpoint ({error})"
+        ) from error
     return content, has_checksum
 
 
-def _check_names(path: Path, content: bytes) -> None:
-    """Refuse names that tensors do not need: weights_only admits, e.g., a bytearray of any size."""
-    try:
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            (name,) = (name for name in archive.namelist() if name.endswith("/data.pkl"))
-            asked = [
-                arg
-                for code, arg, _ in pickletools.genops(archive.read(name))
-                if code.name in ("GLOBAL", "INST", "STACK_GLOBAL")
-            ]
-    except Exception as error:  # not a pickle, or not a directory
-        raise _damaged(path) from error
-    for what in asked:
-        is_storage = str(what).startswith("torch ") and str(what).endswith("Storage")
-        if not is_storage and what not in _NEEDED_NAMES:
-            raise DamagedCheckpointError(
-                f"{path}: damaged, or not a fastaug checkpoint (it asks for {what or 'something'})"
-            )
+def is_checkpoint(content: bytes) -> bool:
+    """True for the content of a file that fastaug wrote."""
+    return content[-_COMMENT:].startswith(_LABEL)
 
 
 def _damaged(path: Path, what: str = "") -> DamagedCheckpointError:
@@ -185,8 +160,10 @@ def _damaged(path: Path, what: str = "") -> DamagedCheckpointError:
 def check_continuable(
     state: dict[str, Any], config: TrainConfig, classes: Sequence[str], name: str
 ) -> None:
-    """Refuse to continue a checkpoint with other settings or classes than its own."""
-    if differing := TrainConfig.from_saved(state["config"]).differences(config):
+    """Refuse to continue a checkpoint with other settings or classes than its own. --epochs depends
+    on the schedule: engine/extension.py checks it."""
+    saved = TrainConfig.from_saved(state["config"])
+    if differing := saved.differences(config, ignore={"epochs"}):
         raise CheckpointError(
             f"{name} was trained with other settings: {', '.join(differing)}; "
             "leave them out, or start a new run"

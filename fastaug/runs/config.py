@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from fastaug.errors import ConfigError
-from fastaug.settings import Settings, setting
+from fastaug.errors import ConfigError, suggest
+from fastaug.settings import Settings, setting, typed
+
+LOGGERS = ("tensorboard", "wandb", "mlflow", "trackio")
+NO_LOGGER = "none"
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,9 @@ class RunConfig(Settings):
     progress_every: float = setting(30.0, at_least=0, free_on_resume=True)
     """Print a progress line every N seconds where there is no terminal, such as in a cluster's log;
     0: off."""
+    log: tuple[str, ...] = setting(("tensorboard",), free_on_resume=True)
+    """Where to log besides metrics.jsonl: any of tensorboard, wandb, mlflow, trackio, and your own
+    as package.module:attribute; none: nowhere else."""
     log_every: int = setting(20, at_least=1, free_on_resume=True)
     """Log the training metrics every N steps; each reading waits for the device."""
     checkpoint_every: int = setting(0, at_least=0, free_on_resume=True)
@@ -68,6 +74,21 @@ class RunConfig(Settings):
             raise ConfigError(
                 f"--cuda-graph cannot be combined with --compile, got {self.compile}; "
                 "use --compile reduce-overhead, or one of the two"
+            )
+        self._check_log()
+
+    def _check_log(self) -> None:
+        if not isinstance(self.log, tuple) or not all(isinstance(n, str) for n in self.log):
+            raise ConfigError(f"--log takes names, got {self.log!r}")
+        for name in self.log:
+            if name not in (*LOGGERS, NO_LOGGER) and ":" not in name:
+                hint = suggest(name, (*LOGGERS, NO_LOGGER))
+                raise ConfigError(
+                    f"--log cannot be {name!r}: {hint} (your own: package.module:attribute)"
+                )
+        if len(set(self.log)) < len(self.log) or (NO_LOGGER in self.log and len(self.log) > 1):
+            raise ConfigError(
+                f"--log takes each name once, and none only by itself, got {typed(self.log)}"
             )
 
     @property

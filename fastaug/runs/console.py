@@ -193,9 +193,10 @@ def announcement(
     """
     good, *held_out, tested = (len(images) - len(images.bad) for images in (train, *measured))
     held = f", {held_out[0]:,} held-out" if held_out else ""
+    first = f"{config.view.initial_size} to " if config.view.initial_size else ""
     yield (
         f"{config.model.model} on {config.data.data}: {good:,} training{held} and {tested:,} test "
-        f"images, {len(train.classes)} classes, {config.view.size} px"
+        f"images, {len(train.classes)} classes, {first}{config.view.size} px"
     )
     if train.bad:
         yield (

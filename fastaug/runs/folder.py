@@ -1,4 +1,4 @@
-"""The run folder: config.json, metrics.jsonl, summary.json, views.png, checkpoints, TensorBoard.
+"""The run folder: config.json, metrics.jsonl, summary.json, views.png, checkpoints, logs.
 
 A disk that is full for a while must not end a run: lines that cannot be written wait for the next.
 """
@@ -24,7 +24,7 @@ from fastaug.errors import ConfigError, printable
 from fastaug.runs.checkpoint import write_atomically
 from fastaug.runs.checkpoint_writer import CheckpointWriter
 from fastaug.runs.lock import FolderLock
-from fastaug.runs.tensorboard import TensorBoardWriter
+from fastaug.runs.loggers.open import open_loggers
 from fastaug.runtime.atomic import atomic_write, write_json
 
 SUMMARY_TRIES = 10
@@ -58,6 +58,7 @@ class RunFolder:
         self._failing = False
         self._bad_images: list[str] | None = None
         self._last_saved = 0.0
+        self._summary: dict[str, Any] | None = None
 
     def open(self) -> RunFolder:
         """Lock the folder and begin to write, or raise ConfigError."""
@@ -72,8 +73,8 @@ class RunFolder:
                 metrics = path / "metrics.jsonl"
                 self._keep_metrics_until(metrics, resume_step or 0, self._evaluated_epochs)
                 self._metrics = os.open(metrics, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-                purge = None if resume_step is None else resume_step + 1
-                self._events = TensorBoardWriter(path, purge)
+                undo.callback(os.close, self._metrics)
+                self._loggers = open_loggers(self._config, resume_step, self._say)
                 undo.pop_all()
         except OSError as error:
             raise ConfigError(
@@ -92,7 +93,7 @@ class RunFolder:
         self.close()
 
     def write(self, kind: str, step: int, values: dict[str, Any], timing: dict[str, float]) -> None:
-        """One record: a line of metrics.jsonl, and a scalar of TensorBoard for each number."""
+        """One record: a line of metrics.jsonl, and its numbers for the loggers."""
         if not self._is_open:
             return
         # JSON knows neither nan nor infinity: a mean over nothing is null.
@@ -101,14 +102,19 @@ class RunFolder:
         with self._writing:
             self._waiting += json.dumps(record).encode() + b"\n"
         self._try_to_write()
-        for name, value in (values | timing).items():
-            if isinstance(value, (int, float)):
-                self._events.add_scalar(f"{kind}/{name}", value, step)
+        numbers = {
+            f"{kind}/{name}": value
+            for name, value in (values | timing).items()
+            if isinstance(value, (int, float))
+        }
+        for logger in self._loggers:
+            logger.log(step, numbers)
 
     def write_picture(self, name: str, picture: Image) -> None:
         if not self._is_open:
             return
-        self._events.add_picture(name, picture)
+        for logger in self._loggers:
+            logger.picture(name, picture)
         with suppress(OSError), atomic_write(self.path / f"{name}.png", ".png") as temporary:
             picture.save(temporary)
 
@@ -137,6 +143,7 @@ class RunFolder:
     def write_summary(self, summary: dict[str, Any]) -> None:
         if not self._is_open:
             return
+        self._summary = summary
         for tries_left in reversed(range(SUMMARY_TRIES)):
             try:
                 write_json(self.path / "summary.json", summary)
@@ -146,6 +153,11 @@ class RunFolder:
                     self._say(f"warning: summary.json cannot be written ({error.strerror})")
                     return
                 time.sleep(1)
+
+    def remove_summary(self) -> None:
+        """Remove summary.json, which says that the run has finished: it is extended."""
+        if self._is_open:
+            (self.path / "summary.json").unlink(missing_ok=True)
 
     def flush(self) -> None:
         """All lines of metrics.jsonl, or an OSError; from any thread."""
@@ -198,7 +210,8 @@ class RunFolder:
             lines = self._waiting.count(b"\n")
             self._say(f"warning: the last {lines} lines of metrics.jsonl could not be written")
         os.close(self._metrics)
-        self._events.close()
+        for logger in self._loggers:
+            logger.close(self._summary)
         self._lock.release()
 
     def _try_to_write(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import time
 from collections.abc import Callable
@@ -10,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from fastaug.errors import ConfigError
+from fastaug.runtime.file_lock import open_folder, try_lock
 
 PATIENCE = 20.0
 """Seconds to wait for a process that still holds the folder, such as one that is ending."""
@@ -23,9 +23,9 @@ class FolderLock:
     def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
         self.waited = False
         """True if another process held it until just now: what was read before is out of date."""
-        self._descriptor = os.open(folder, os.O_RDONLY)
+        self._descriptor = open_folder(folder)
         give_up = time.monotonic() + PATIENCE
-        while not self._is_taken():
+        while not try_lock(self._descriptor):
             if not self.waited:
                 say(f"{folder}: in use by another training; waiting for up to {PATIENCE:g} s")
             self.waited = True
@@ -39,15 +39,6 @@ class FolderLock:
     def release(self) -> None:
         os.close(self._descriptor)
 
-    def _is_taken(self) -> bool:
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        except OSError:  # a file system without locks
-            pass
-        return True
-
 
 def wait_until_free(folder: Path, say: Callable[[str], None]) -> None:
     """Wait until no other process trains in a folder: its last checkpoint may change until then."""
@@ -57,13 +48,8 @@ def wait_until_free(folder: Path, say: Callable[[str], None]) -> None:
 
 def is_locked(folder: Path) -> bool:
     """True if a process trains in a folder, as far as this machine knows."""
-    descriptor = os.open(folder, os.O_RDONLY)
+    descriptor = open_folder(folder)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:  # a file system without locks
-        return False
+        return not try_lock(descriptor, shared=True)
     finally:
         os.close(descriptor)
-    return False

@@ -21,7 +21,8 @@ def draw_views(
     """The first images of a batch with their labels, as pixel values before normalization."""
     pixels = denormalize(batch.views[:rows].cpu(), config).permute(0, 1, 3, 4, 2).numpy()
     rows, columns = len(pixels), pixels.shape[1] + 1
-    cell = config.size * max(1, -(-CELL // config.size))
+    size = pixels.shape[2]
+    cell = size * max(1, -(-CELL // size))
     step = cell + _GAP
     sheet = Image.new(
         "RGB", (columns * step + _GAP, _LINE + rows * (step + _LINE) + _GAP), color=_PAPER

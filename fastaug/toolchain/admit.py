@@ -22,7 +22,8 @@ from fastaug.toolchain.child import STARTED, UNAVAILABLE
 
 
 def main(result: Path, seconds: int) -> int:
-    signal.alarm(seconds)  # ends this process if its parent is gone and a kernel hangs
+    if hasattr(signal, "alarm"):  # ends this process if its parent is gone and a kernel hangs
+        signal.alarm(seconds)
     try:
         compare, kernel, device = pickle.load(sys.stdin.buffer)
         torch.cuda.set_device(device)

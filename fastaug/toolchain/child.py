@@ -26,7 +26,8 @@ of Triton); the comparison itself takes less than a second."""
 _SECONDS_TO_DIE = 10.0
 STARTED, UNAVAILABLE = "started", "unavailable"
 """Content of the result file when the comparison starts; key of the reason why it cannot start."""
-_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM)
+_SIGKILL = 9  # Windows has no signal.SIGKILL
+_FROM_OUTSIDE = (_SIGKILL, signal.SIGTERM)
 """Signals of the system or of a person, for example when memory is short."""
 _RANK_VARIABLES = (
     *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
@@ -110,7 +111,7 @@ def _run(request: bytes, result: Path, errors: Path) -> int | None:
     finally:
         if child.poll() is None:
             with suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
+                os.killpg(child.pid, _SIGKILL) if hasattr(os, "killpg") else child.kill()
             with suppress(subprocess.TimeoutExpired):  # a driver may not let it go
                 child.wait(_SECONDS_TO_DIE)
 

@@ -1,4 +1,4 @@
-"""C++ sources as libraries: compiled for this CPU on first use, kept in the cache."""
+"""C++ sources as libraries: prebuilt in a wheel, or compiled for this CPU on first use."""
 
 from __future__ import annotations
 
@@ -11,21 +11,30 @@ from pathlib import Path
 
 from fastaug.errors import KernelUnavailableError
 from fastaug.runtime.device import cpp_compiler
+from fastaug.toolchain import prebuilt
 from fastaug.toolchain.build import built, digest, headers_of, source_folder
 
 log = logging.getLogger("fastaug")
 
-FLAGS = (
-    *("-O3", "-march=native", "-std=c++17", "-fPIC", "-shared", "-pthread", "-w"),
-    *("-fno-math-errno", "-fno-trapping-math"),  # else comparisons do not become vector masks
-)
+FLAGS = (*prebuilt.FLAGS, "-march=native")
+"""Flags of all libraries that are compiled here."""
 
 
-def build_library(source: str, what: str, flags: tuple[str, ...] = FLAGS) -> Path:
-    """The library of a source in cuda/, compiled if it is not in the cache. what: for the log."""
-    compiler = cpp_compiler()
+def find_library(source: str, what: str) -> Path:
+    """The library of a source in cuda/. what: for the log.
+
+    The prebuilt one, unless FASTAUG_NATIVE is set: it starts at once. Without one, compiled.
+    """
+    return prebuilt.find_library(source) or _build_library(source, what)
+
+
+def _build_library(source: str, what: str) -> Path:
+    """The library, compiled for this CPU if it is not in the cache."""
+    compiler, flags = cpp_compiler(), (*FLAGS, *prebuilt.SOURCES[source])
     if compiler is None:
-        raise KernelUnavailableError("needs a C++ compiler: install g++ or clang++, or set CXX")
+        raise KernelUnavailableError(
+            f"needs a C++ compiler{_why_not_prebuilt()}: install g++ or clang++, or set CXX"
+        )
     file = source_folder() / source
 
     def compile_it(library: Path) -> None:
@@ -39,13 +48,22 @@ def build_library(source: str, what: str, flags: tuple[str, ...] = FLAGS) -> Pat
     return built(f"{file.stem}-{name}.so", compile_it)
 
 
+def _why_not_prebuilt() -> str:
+    if prebuilt.compiles_for_this_cpu():
+        return f" because {prebuilt.NATIVE_VARIABLE} is set"
+    if prebuilt.is_installed():
+        return " because this CPU is not one of those with a prebuilt kernel"
+    return ""
+
+
 def open_library(file: Path) -> ctypes.CDLL:
     try:
         return ctypes.CDLL(str(file))
     except OSError as error:
-        raise KernelUnavailableError(
-            f"{file} cannot be loaded ({error}); delete it, and it is compiled again"
-        ) from error
+        todo = "delete it, and it is compiled again"
+        if file.parent == prebuilt.FOLDER:
+            todo = f"set {prebuilt.NATIVE_VARIABLE}=1, and it is compiled here"
+        raise KernelUnavailableError(f"{file} cannot be loaded ({error}); {todo}") from error
 
 
 def why_not(load: Callable[[], object]) -> str | None:
@@ -71,8 +89,4 @@ def _run(*command: str) -> str:
 
 def _cpu() -> str:
     """The features of this CPU, as -march=native sees them."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    return prebuilt.cpu_features() or platform.processor()

@@ -10,6 +10,9 @@ from fastaug.errors import ConfigError
 from fastaug.normalization import Normalization, check_normalization
 from fastaug.settings import Settings, flag, setting
 
+SMALLEST = 8
+"""Least side of a view in pixels."""
+
 
 @dataclass(frozen=True)
 class ViewConfig(Settings):
@@ -17,8 +20,12 @@ class ViewConfig(Settings):
 
     views: int = setting(4, at_least=1)
     """K, the number of random views of each image in a step."""
-    size: int = setting(32, at_least=8)
-    """Side of the square views in pixels."""
+    size: int = setting(32, at_least=SMALLEST)
+    """Side of the square views in pixels. FIRST:LAST, such as 128:224, is short for --initial-size
+    FIRST --size LAST."""
+    initial_size: int = setting(0, at_least=0)
+    """Side of the views in the first epoch. It grows linearly, in multiples of 32 pixels (of 8 if
+    --size is below 128), and is --size in the last fifth of the epochs. 0: --size throughout."""
     augment: Literal["none", "crop-flip", "randaugment"] = "crop-flip"
     """none: central crop; crop-flip: random crop and flip; randaugment: also RandAugment."""
     crop: Literal["resized", "pad"] = "resized"
@@ -49,14 +56,15 @@ class ViewConfig(Settings):
     """Dtype of the views. fp16 and bf16 halve their memory and need --precision fp16 or bf16; auto:
     that of --precision."""
     views_engine: Literal["auto", "fused", "dali"] = setting("auto", free_on_resume=True)
-    """What makes the views in the dali loader. fused: one kernel for the whole view (on a CPU it
-    needs g++ or clang++); dali: DALI's operators; auto: fused if it passes its admission check,
-    otherwise dali. The run logs the choice."""
+    """What makes the views in the dali loader. fused: one kernel for the whole view (on a CPU
+    prebuilt, or compiled by g++ or clang++); dali: DALI's operators; auto: fused if it passes its
+    admission check, otherwise dali. The run logs the choice."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         normalize = check_normalization(flag("normalize"), self.normalize)
         object.__setattr__(self, "normalize", normalize)  # equal values compare equal
+        self._check_initial_size()
         self._check_crop_area()
         self._check_magnitude()
         if self.views_engine == "fused" and self.uses_dali_policy:
@@ -69,6 +77,19 @@ class ViewConfig(Settings):
     def uses_dali_policy(self) -> bool:
         """True if views get DALI's own RandAugment operations."""
         return self.augment == "randaugment" and self.randaugment_policy == "dali"
+
+    def _check_initial_size(self) -> None:
+        initial = self.initial_size
+        if initial and not SMALLEST <= initial <= self.size:
+            raise ConfigError(
+                f"--initial-size must be {SMALLEST} to --size ({self.size}), or 0 for --size "
+                f"throughout, got {initial}"
+            )
+        if initial and self.crop == "pad":
+            raise ConfigError(
+                "--crop pad makes views of the images' own size, which cannot grow, got "
+                f"--initial-size {initial}; use --crop resized, or omit --initial-size"
+            )
 
     def _check_crop_area(self) -> None:
         given = str(self.crop_area)

@@ -1,4 +1,4 @@
-"""Views on a CPU: cuda/views.cpp, compiled for this CPU on first use."""
+"""Views on a CPU: cuda/views.cpp, prebuilt or compiled for this CPU on first use."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fastaug.toolchain.build import DTYPES
-from fastaug.toolchain.cpp import FLAGS, build_library, open_library, why_not
+from fastaug.toolchain.cpp import find_library, open_library, why_not
 from fastaug.views import packed_plan, randaugment
 from fastaug.views.buffer_pool import BufferPool
 from fastaug.views.packed_plan import (
@@ -26,8 +26,6 @@ from fastaug.views.packed_plan import (
 from fastaug.views.plan import ViewPlans
 from fastaug.views.render_spec import RenderSpec
 
-# No fused multiply-add: each product and sum is rounded, as in Pillow.
-_FLAGS = (*FLAGS, "-ffp-contract=off")
 # `Arguments` of views.cpp: views, layers, how many views, form, dtype, out, threads
 _pack = struct.Struct(f"@PPq{sizeof(Form)}siPi").pack
 
@@ -70,7 +68,7 @@ class NativeViews:
     def sources(self) -> tuple[Path, ...]:
         # Also the library: it differs between CPUs and compilers.
         modules = (packed_plan, randaugment)
-        return Path(__file__), *(Path(str(module.__file__)) for module in modules), _build()
+        return Path(__file__), *(Path(str(module.__file__)) for module in modules), _find()
 
     stream = None
 
@@ -112,13 +110,13 @@ def _why_not() -> str | None:
     return why_not(_library)
 
 
-def _build() -> Path:
-    return build_library("views.cpp", "the view kernel", _FLAGS)
+def _find() -> Path:
+    return find_library("views.cpp", "the view kernel")
 
 
 @cache
 def _library() -> ctypes.CDLL:
-    return _open(_build())
+    return _open(_find())
 
 
 def _open(file: Path) -> ctypes.CDLL:

@@ -16,9 +16,14 @@ import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from PIL import Image, ImageEnhance, ImageOps
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 FILL = (128, 128, 128)
 MAX_MAGNITUDE = 10.0
@@ -68,6 +73,16 @@ class OperationSpec:
         object.__setattr__(self, "dali", self.dali or self.name)
 
 
+def has_reference() -> bool:
+    """True if Pillow is there. Drawing, encoding and the kernels do not need it."""
+    return find_spec("PIL") is not None
+
+
+def _pillow(module: str) -> Any:
+    """A module of Pillow, imported on first use."""
+    return import_module(f"PIL.{module}")
+
+
 # --- geometric operations ---
 
 _TIE = 2.0**-8
@@ -105,7 +120,7 @@ def _geometric(
         outside = (column < 0) | (column >= size) | (row < 0) | (row >= size)
         moved = np.asarray(image)[row.clip(0, size - 1), column.clip(0, size - 1)]
         moved[outside] = FILL
-        return Image.fromarray(moved)
+        return _pillow("Image").fromarray(moved)
 
     return OperationSpec(
         name,
@@ -130,13 +145,15 @@ def _translation(strength: float, size: int) -> float:
 # --- color operations ---
 
 
-def _blend(
-    name: str, enhancer: Callable[[Image.Image], ImageEnhance._Enhance], in_place: bool = True
-) -> OperationSpec:
+def _of_image_ops(name: str) -> Callable[..., Image.Image]:
+    return lambda image, *arguments: getattr(_pillow("ImageOps"), name)(image, *arguments)
+
+
+def _blend(name: str, enhancer: str, in_place: bool = True) -> OperationSpec:
     """An operation that blends the image with another by a factor; 1 is the image itself."""
     return OperationSpec(
         name,
-        lambda image, factor: enhancer(image).enhance(factor),
+        lambda image, factor: getattr(_pillow("ImageEnhance"), enhancer)(image).enhance(factor),
         lambda strength, size: 0.1 + 1.8 * strength,
         unchanged_at=1.0,
         needs_second_buffer=not in_place,
@@ -166,19 +183,21 @@ def _cutout(image: Image.Image, *box: float) -> Image.Image:
 
 # The order is part of the random stream: a plan holds positions in this table.
 OPERATIONS = (
-    OperationSpec("auto_contrast", ImageOps.autocontrast, arguments=0),
-    OperationSpec("equalize", ImageOps.equalize, arguments=0),
-    OperationSpec("invert", ImageOps.invert, arguments=0, dali="solarize"),  # from 0 on
+    OperationSpec("auto_contrast", _of_image_ops("autocontrast"), arguments=0),
+    OperationSpec("equalize", _of_image_ops("equalize"), arguments=0),
+    OperationSpec("invert", _of_image_ops("invert"), arguments=0, dali="solarize"),  # from 0 on
     _geometric("rotate", lambda strength, size: 30 * strength, _rotation),
     OperationSpec(
         "posterize", _posterize, lambda strength, size: int(4 * strength), encode=_posterize_mask
     ),
-    OperationSpec("solarize", ImageOps.solarize, lambda strength, size: int(256 * strength)),
+    OperationSpec(
+        "solarize", _of_image_ops("solarize"), lambda strength, size: int(256 * strength)
+    ),
     OperationSpec("solarize_add", _solarize_add, lambda strength, size: int(110 * strength)),
-    _blend("color", ImageEnhance.Color),
-    _blend("contrast", ImageEnhance.Contrast),
-    _blend("brightness", ImageEnhance.Brightness),
-    _blend("sharpness", ImageEnhance.Sharpness, in_place=False),
+    _blend("color", "Color"),
+    _blend("contrast", "Contrast"),
+    _blend("brightness", "Brightness"),
+    _blend("sharpness", "Sharpness", in_place=False),
     _geometric("shear_x", _shear, lambda value, size: _matrix(1, value, _TIE, 0, 1, _TIE)),
     _geometric("shear_y", _shear, lambda value, size: _matrix(1, 0, _TIE, value, 1, _TIE)),
     _geometric("translate_x", _translation, lambda v, size: _matrix(1, 0, v + _TIE, 0, 1, _TIE)),
@@ -244,7 +263,7 @@ def unchanged_mask(operations: np.ndarray, arguments: np.ndarray) -> np.ndarray:
 
 def apply_operations(view: np.ndarray, operations: tuple[Operation, ...]) -> np.ndarray:
     """[H, W, 3] uint8 -> [H, W, 3] uint8, by the reference."""
-    image = Image.fromarray(view)
+    image = _pillow("Image").fromarray(view)
     for operation in operations:
         image = _BY_NAME[operation.name].apply(image, *operation.arguments)
     return np.asarray(image)

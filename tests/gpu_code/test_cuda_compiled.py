@@ -139,6 +139,73 @@ def test_an_image_that_does_not_fit_is_read_three_times_and_right(
     assert moved["bytes_written"] == size + 2 * 4 * len(logits)
 
 
+def make_soft(logits: Tensor) -> Tensor:
+    """Targets of any sum, with zeros; beyond their rows, numbers that must not count."""
+    generator = torch.Generator().manual_seed(logits.shape[2])
+    room = torch.rand(len(logits), logits.shape[2] + 3, generator=generator)
+    return (room * (room > 0.3))[:, :-3]
+
+
+@pytest.mark.parametrize("limit", [SHARED_LIMIT, LITTLE])
+@pytest.mark.parametrize(
+    ("architecture", "dtype", "average", "shape"),
+    pairwise(ARCHITECTURES, DTYPES, AVERAGES, [(2, 1, 1), (2, 3, 17), (2, 16, 100), (1, 2, 300)]),
+    ids=str,
+)
+def test_soft_targets(
+    architecture: str,
+    dtype: torch.dtype,
+    average: str,
+    shape: tuple[int, int, int],
+    limit: int,
+) -> None:
+    logits, _ = make(*shape, dtype)
+    targets = make_soft(logits)
+    kernel = EmulatedKernel(architecture, shared_limit=limit)
+    smoothing = (0.0, 0.1)[shape[1] % 2]
+    moved = check(kernel, logits, targets, average, 0.7, smoothing)["global"]
+    assert moved["unique_read"] == logits.nbytes + 4 * targets.numel()
+    if launch_plan(*shape[1:], limit).width == shape[2]:
+        # Averaged logits need the targets again for the gradient.
+        times = 2 if average == "logits" else 1
+        assert moved["bytes_read"] == logits.nbytes + times * 4 * targets.numel()
+    check(kernel, logits, targets, average, 0.7, smoothing, need_grad=False)
+
+
+@pytest.mark.parametrize("limit", [SHARED_LIMIT, 600])
+@pytest.mark.parametrize("average", AVERAGES)
+def test_soft_targets_and_what_is_not_finite(average: str, limit: int) -> None:
+    logits, _ = make(5, 3, 40)
+    targets = make_soft(logits)
+    logits[0, :, 2], targets[0, 2] = -math.inf, 0.0
+    logits[1, :, 2], targets[1, 2] = -math.inf, 1e-30
+    targets[2, 4] = math.nan
+    logits[3, 1, 4], targets[3] = math.nan, 0.0
+    targets[4] = 0.0
+    kernel = EmulatedKernel("compute_80", shared_limit=limit)
+    settings: dict = {"average": average, "kl_weight": 1.0, "label_smoothing": 0.0}
+    nll, kl, grad = kernel.value_and_grad(logits, targets, **settings, need_grad=True)
+    assert grad is not None
+    assert nll.isnan().tolist() == [False, False, True, True, False]
+    assert nll.isinf().tolist() == [False, True, False, False, False]
+    assert nll[4] == 0
+    assert kl.isfinite().tolist() == [True, True, True, False, True]
+    assert grad.flatten(1).isfinite().all(1).tolist() == [True, True, False, False, True]
+    expected = ReferenceKernel().value_and_grad(
+        logits.double(), targets, **settings, need_grad=True
+    )
+    for ours, right in zip((nll, kl, grad), expected, strict=True):
+        for image in (0, 4):
+            torch.testing.assert_close(ours[image].double(), right[image], rtol=1e-5, atol=1e-6)
+
+
+def test_any_order_of_the_warps_with_soft_targets() -> None:
+    logits, _ = make(1, 17, 40)
+    for limit, seed in ((SHARED_LIMIT, 0), (LITTLE, 1)):
+        kernel = EmulatedKernel("compute_80", shared_limit=limit, schedule="warp", seed=seed)
+        check(kernel, logits, make_soft(logits), "logits")
+
+
 def test_many_classes_on_a_large_gpu() -> None:
     logits, targets = make(1, 16, 21841, spread=3e-2)
     check(EmulatedKernel("compute_90"), logits, targets, "logits")

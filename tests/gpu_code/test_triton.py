@@ -115,6 +115,52 @@ def test_value_and_gradient_equal_the_literal_definition(
         assert_right(found, expected, dtype)
 
 
+def soft_case(images: int, views: int, classes: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Targets of any sum, with zeros; beyond their rows, numbers that must not count."""
+    logits, _ = case(images, views, classes, dtype)
+    room = torch.rand(images, classes + 3)
+    return logits, (room * (room > 0.3))[:, :-3]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "average", "shape"), pairwise(DTYPES, AVERAGES, FITS + STREAMED), ids=str
+)
+def test_soft_targets(
+    run: Run, dtype: torch.dtype, average: str, shape: tuple[int, int, int, int]
+) -> None:
+    images, views, classes, tile = shape
+    logits, targets = soft_case(images, views, classes, dtype)
+    for kl_weight, smoothing in ((0.7, 0.1), (0.0, 0.0)):
+        found = run(logits, targets, average, kl_weight, smoothing, tile=tile)
+        assert_right(found, literal_terms(logits, targets, average, kl_weight, smoothing), dtype)
+    nll, kl, none = run(logits, targets, average, 0.0, 0.0, tile=tile, need_grad=False)
+    assert none is None
+    assert torch.equal(nll, found[0])
+    assert torch.equal(kl, found[1])
+
+
+@pytest.mark.parametrize("tile", [TILE, 16])
+@pytest.mark.parametrize("average", AVERAGES)
+def test_soft_targets_and_what_is_not_finite(run: Run, average: str, tile: int) -> None:
+    logits, targets = soft_case(5, 3, 6, torch.float32)
+    logits[0, :, 2], targets[0, 2] = -math.inf, 0.0
+    logits[1, :, 2], targets[1, 2] = -math.inf, 1e-30
+    targets[2, 4] = math.nan
+    logits[3, 1, 4], targets[3] = math.nan, 0.0
+    targets[4] = 0.0
+    nll, kl, grad = run(logits, targets, average, label_smoothing=0.0, tile=tile)
+    assert grad is not None
+    assert nll.isnan().tolist() == [False, False, True, True, False]
+    assert nll.isinf().tolist() == [False, True, False, False, False]
+    assert nll[4] == 0
+    assert kl.isfinite().tolist() == [True, True, True, False, True]
+    assert grad.flatten(1).isfinite().all(1).tolist() == [True, True, False, False, True]
+    there = [0, 1, 3, 4, 5]
+    expected = literal_terms(logits[:1, :, there], targets[:1, there], average, 0.7, 0.0)
+    assert_right((nll[:1], kl[:1], grad[:1, :, there]), expected)
+    assert (grad[0, :, 2] == 0).all()
+
+
 def test_the_shapes_are_held_and_streamed_as_they_are_meant_to_be() -> None:
     for _, views, classes, tile in FITS:
         assert Tile.of(views, classes, tile).classes >= classes

@@ -268,6 +268,43 @@ def test_compiled_code_is_right(
     assert gpu.compiled.metadata.num_warps == warps
 
 
+@pytest.mark.parametrize(
+    ("shape", "tile", "dtype", "average", "settings", "architecture"),
+    [
+        ((2, 3, 10), TILE, F32, "losses", (0.7, 0.1), 80),
+        ((1, 1, 1), TILE, BF16, "logits", (0.7, 0.1), 100),
+        ((2, 16, 100), TILE, F32, "logits", (0.3, 0.0), 80),
+        ((2, 6, 250), TILE, F16, "probs", (0.7, 0.1), 90),
+        ((1, 8, 1000), TILE, BF16, "losses", (0.7, 0.0), 120),
+        ((2, 3, 30), 64, F32, "logits", (0.7, 0.1), 80),  # from here on streamed
+        ((1, 5, 300), 1024, BF16, "probs", (0.7, 0.1), 90),
+        ((1, 16, 300), 4096, F32, "losses", (0.0, 0.1), 120),
+    ],
+    ids=str,
+)
+def test_compiled_code_with_soft_targets(
+    launcher: Callable[[int], Launcher],
+    shape: tuple[int, int, int],
+    tile: int,
+    dtype: torch.dtype,
+    average: str,
+    settings: tuple[float, float],
+    architecture: int,
+) -> None:
+    gpu = launcher(architecture)
+    logits, _ = case(*shape, dtype)
+    room = torch.rand(shape[0], shape[2] + 3)
+    targets = (room * (room > 0.3))[:, :-3]  # of any sum, with zeros
+    expected = literal_terms(logits, targets, average, *settings)
+    for approximate in (False, True):
+        found = run_checked(
+            gpu, logits, targets, average, *settings, tile=tile, approximate=approximate
+        )
+        assert_right(found, expected, dtype)
+    read = gpu.statistics["global"]["unique_read"]
+    assert read == logits.nbytes + 4 * shape[0] * shape[2]
+
+
 @pytest.mark.parametrize("tile", [TILE, 128])
 def test_compiled_code_with_strides(launcher: Callable[[int], Launcher], tile: int) -> None:
     gpu = launcher(80)

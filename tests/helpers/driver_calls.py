@@ -121,7 +121,8 @@ def objective_arguments(module: Any, name: str, images: int, parameters: int) ->
     item = 4 if name.endswith("_f32") else 2
     reach = (images - 1) * image_stride + (views - 1) * view_stride + classes
     tile = images * views * classes
-    lengths = [(0, z, item * reach), (3, y, 8 * images), (4, nll, 4 * images)]
+    targets = 4 * images * classes if "_soft_" in name else 8 * images
+    lengths = [(0, z, item * reach), (3, y, targets), (4, nll, 4 * images)]
     lengths += [(5, kl, 4 * images), (6, gradient, item * tile)]
     for place, address, length in lengths:
         values[place] = memory(address, length) if address else None
@@ -210,10 +211,15 @@ def check_values(driver: FakeDriver, current: list[int]) -> None:
     generator = torch.Generator().manual_seed(0)
     room = torch.randn(3, 5, 20, generator=generator)
     targets = torch.tensor([1, 0, 16])
+    soft = torch.rand(3, 17, generator=generator)
     for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 2**-8)):
         logits = room.to(dtype)[:, 1:, :17]
-        for average, need_grad in (("probs", True), (None, False), ("probs", True)):
-            some = None if average is None else targets
+        for average, some, need_grad in (
+            ("probs", targets, True),
+            (None, None, False),
+            ("probs", targets, True),
+            ("probs", soft, True),
+        ):
             settings: dict = {"average": average, "kl_weight": 0.3, "label_smoothing": 0.1}
             nll, kl, grad = kernel.value_and_grad(logits, some, **settings, need_grad=need_grad)
             expected = literal_terms(logits, some, average, 0.3, 0.1)
@@ -224,17 +230,17 @@ def check_values(driver: FakeDriver, current: list[int]) -> None:
             else:
                 assert grad is None
     plan = launch_plan(4, 17, SHARED_LIMIT)
-    names = [f"objective_{average}_{t}" for t in ("f32", "bf16") for average in ("probs", "none")]
+    times = {"probs": 2, "none": 1, "soft_probs": 1}
     assert Counter(launch["name"] for launch in driver.launches) == Counter(
-        dict(zip(names, (2, 1, 2, 1), strict=True))
+        {f"objective_{name}_{t}": n for t in ("f32", "bf16") for name, n in times.items()}
     )
     for launch in driver.launches:
         assert launch["stream"] == STREAM
         assert launch["threads"] == (plan.threads, 1, 1)
         assert launch["shared"] == plan.shared_bytes
     # Each kernel is loaded once; a context is set before each load and each launch.
-    assert driver.calls["cuModuleLoadData"] == driver.calls["cuModuleGetFunction"] == 4
-    assert driver.calls["cuCtxSetCurrent"] == 4 + 6
+    assert driver.calls["cuModuleLoadData"] == driver.calls["cuModuleGetFunction"] == 6
+    assert driver.calls["cuCtxSetCurrent"] == 6 + 8
     assert driver.calls["cuDevicePrimaryCtxRetain"] == 1
     assert driver.attributes == {8: SHARED_LIMIT, 9: 100}  # cuda.h: their numbers
     assert driver.context == CONTEXT + 7 - 1  # the CPU tensors are on device -1

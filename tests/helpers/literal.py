@@ -9,9 +9,10 @@ AVERAGES = ("losses", "probs", "logits")
 
 
 def literal_nll(z: Tensor, y: Tensor, average: str, smoothing: float) -> Tensor:
-    """Eqs. avg_losses_k, avg_probs_k, avg_logs_k, with a smoothed target: [B]."""
+    """Eqs. avg_losses_k, avg_probs_k, avg_logs_k, with a smoothed target: [B]. y: [B] or [B, C]."""
     classes = z.shape[-1]
-    q = (1 - smoothing) * torch.nn.functional.one_hot(y, classes).double() + smoothing / classes
+    t = y if y.is_floating_point() else torch.nn.functional.one_hot(y, classes)
+    q = (1 - smoothing) * t.double() + smoothing / classes
 
     def loss(p: Tensor) -> Tensor:
         return -(q * p.log()).sum(-1)

@@ -177,6 +177,12 @@ def test_timm_models_at_a_chosen_size(name: str, size: int) -> None:
     check_head_under_autocast(model, channels_last_images(size=size), torch.float16)
 
 
+def test_a_tag_names_the_same_network() -> None:
+    with torch.device("meta"):
+        plain, tagged = (build_model(f"timm/resnet18{tag}", 10) for tag in ("", ".a1_in1k"))
+    assert plain.state_dict().keys() == tagged.state_dict().keys()
+
+
 def test_timm_model_with_two_heads_has_both_in_fp32() -> None:
     model = build_model("timm/deit_tiny_distilled_patch16_224", CLASSES, image_size=64)
     heads = [name for name, module in model.named_modules() if isinstance(module, Fp32Linear)]
@@ -206,11 +212,8 @@ def test_timm_rates_arrive() -> None:
         ("wrn16-4", {}, "wrn16-4 wrn-16-4"),
         ("wrn-17-4", {}, "6n+4 wrn-16-4"),
         ("timm/resnet5", {}, "timm/resnet5 timm/resnet50"),
-        (
-            "timm/resnet50.a1_in1k",
-            {},
-            "timm/resnet50.a1_in1k timm/resnet50",
-        ),
+        ("timm/resnet50.a1_in", {}, "timm/resnet50.a1_in timm/resnet50.a1_in1k"),
+        ("timm/hf-hub:timm/resnet50", {}, "timm/hf-hub:timm/resnet50"),
         ("wrn-16-4", {"dropout": 0.1}, "wrn-16-4 dropout 0.1"),
         ("resnet18", {"stochastic_depth": 0.1}, "resnet18 0.1"),
         ("nf_resnet26", {"dropout": 1.0}, "dropout 0 1 1.0"),

@@ -19,7 +19,7 @@ from fastaug.config import TrainConfig
 from fastaug.errors import ConfigError
 from fastaug.runs import folder as run_folder
 from fastaug.runs.folder import RunFolder
-from fastaug.runs.tensorboard import TensorBoardWriter
+from fastaug.runs.loggers.tensorboard import TensorBoardLogger
 
 Tiny = Callable[..., TrainConfig]
 
@@ -69,7 +69,7 @@ def test_lines_wait_for_a_disk_that_is_full_for_a_while(
     tmp_path: Path, tiny: Tiny, monkeypatch: pytest.MonkeyPatch, limit: int
 ) -> None:
     """A real limit: the write that meets it puts a part of its line into the file."""
-    monkeypatch.setattr(TensorBoardWriter, "_TRY_AGAIN", 0.0)
+    monkeypatch.setattr(TensorBoardLogger, "_TRY_AGAIN", 0.0)
 
     def work(parent: Any) -> None:
         said: list[str] = []
@@ -135,7 +135,7 @@ def test_tensorboard_may_fail(
     tmp_path: Path, tiny: Tiny, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     """What it could not write is lost, what comes later is not."""
-    monkeypatch.setattr(TensorBoardWriter, "_TRY_AGAIN", 0.0)
+    monkeypatch.setattr(TensorBoardLogger, "_TRY_AGAIN", 0.0)
     run = RunFolder(tiny(out=str(tmp_path)), say=print).open()
     run.write("train", 1, {"loss": 1.0}, {})
 
@@ -166,7 +166,8 @@ def test_tensorboard_is_not_tried_with_every_number(
 ) -> None:
     """A server that answers slowly that it is full would hold up the training each time."""
     opened = []
-    events = TensorBoardWriter(tmp_path)
+    events = TensorBoardLogger()
+    events.start(tmp_path, {}, None)
 
     def fails(*_args: object, **_kwargs: object) -> None:
         opened.append(1)
@@ -174,7 +175,7 @@ def test_tensorboard_is_not_tried_with_every_number(
 
     monkeypatch.setattr("torch.utils.tensorboard.SummaryWriter.add_scalar", fails)
     for step in range(5):
-        events.add_scalar("loss", 1.0, step)
+        events.log(step, {"loss": 1.0})
     events.close()
     assert len(opened) == 1
 

@@ -14,7 +14,7 @@ from fastaug.toolchain.build import source_folder
 
 HELPERS = Path(__file__).parents[1] / "helpers"
 # Program -> cases that it compares with those of a single thread.
-CASES = {"threaded_block": 80, "threaded_views": 145}
+CASES = {"threaded_block": 140, "threaded_views": 145}
 
 
 def run(

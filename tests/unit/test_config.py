@@ -63,9 +63,21 @@ from fastaug.recipes import RECIPES, get_recipe
         ({"cuda_graph": True, "optimizer": "apex"}, ("--cuda-graph", "--optimizer sgd", "apex")),
         ({"nesterov": True, "momentum": 0.0}, ("--nesterov", "--momentum")),
         (
-            {"schedule": "warmup-cosine", "warmup_epochs": 10.0, "epochs": 10},
+            {"schedule": "halving", "warmup_epochs": 10.0, "epochs": 10},
             ("--warmup-epochs", "--epochs (10)", "got 10.0"),
         ),
+        ({"schedule": "warmup-cosine"}, ("--schedule", "'warmup-cosine'", "cosine")),
+        ({"optimizer": "adamm"}, ("--optimizer", "'adamm'", "adam")),
+        ({"optimizer": "kron"}, ("--optimizer", "'kron'")),
+        ({"optimizer": "adamw", "betas": (0.9,)}, ("--betas", "two", "0.9")),
+        ({"optimizer": "adamw", "betas": (0.9, 1.0)}, ("--betas", "below 1", "0.9 1.0")),
+        ({"betas": (0.9, 0.99)}, ("--betas 0.9 0.99", "--optimizer sgd")),
+        ({"optimizer": "lion", "eps": 1e-6}, ("--eps 1e-06", "--optimizer lion")),
+        ({"lr": 0.0, "head_lr": 0.1}, ("--head-lr 0.1", "--lr", "--freeze backbone")),
+        ({"layer_decay": 1.5}, ("--layer-decay", "at most 1", "got 1.5")),
+        ({"clip_norm": 1.0, "agc": 0.01}, ("--clip-norm 1.0", "--agc 0.01")),
+        ({"clip_value": 1.0, "agc": 0.01}, ("--clip-value 1.0", "--agc 0.01")),
+        ({"cuda_graph": True, "optimizer": "lamb"}, ("--cuda-graph", "adamw", "lamb")),
     ],
 )
 def test_a_wrong_value_is_named_with_what_is_allowed(changes: dict, named: tuple) -> None:
@@ -136,6 +148,26 @@ def test_a_config_survives_json(name: str) -> None:
 @pytest.mark.parametrize(("saved", "mode"), [(False, "off"), (True, "default")])
 def test_compile_of_earlier_versions_was_a_switch(saved: bool, mode: str) -> None:
     assert TrainConfig.from_saved({"compile": saved, "views": 4}).run.compile == mode
+
+
+OPTIM_SETTINGS = {"head_lr", "layer_decay", "betas", "eps", "freeze", "clip_value", "agc"}
+"""Those that earlier versions did not have."""
+WARM_UPS = {"shapes": 0.5, "imagenet-nfnet-f0": 5.0}
+"""The recipes with the schedule "warmup-cosine" of earlier versions."""
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_warm_up_of_earlier_versions(name: str) -> None:
+    config = get_recipe(name)
+    if config.optim.optimizer != "sgd":
+        pytest.skip("a recipe that earlier versions did not have")
+    saved = {k: v for k, v in config.to_flat().items() if k not in OPTIM_SETTINGS}
+    saved["warmup_epochs"] = WARM_UPS.get(name, 5.0)  # the other schedules ignored it
+    if name in WARM_UPS:
+        saved["schedule"] = "warmup-cosine"
+    assert TrainConfig.from_saved(saved) == config
+    again = config.replace(schedule="constant", warmup_epochs=0.25)
+    assert TrainConfig.from_saved(again.to_flat()) == again
 
 
 def test_an_unknown_setting_is_refused() -> None:

@@ -115,6 +115,29 @@ def test_a_kl_of_1e_5_nats_keeps_five_digits(
     torch.testing.assert_close(kl.double()[shown], exact[shown], rtol=1e-5, atol=0)
 
 
+@pytest.mark.parametrize("average", AVERAGES)
+def test_soft_targets(kernel: native.NativeKernel, average: str) -> None:
+    torch.manual_seed(6)
+    for dtype, shape, smoothing in zip(DTYPES * 3, SHAPES, (0.0, 0.1) * 4, strict=False):
+        z = spread_logits(shape, 1.0, dtype)
+        # Of any sum, with zeros; beyond the row, a number that must not count.
+        room = torch.rand(shape[0], shape[2] + 3)
+        targets = (room * (room > 0.3))[:, :-3]
+        expected = literal_terms(z, targets, average, 0.7, smoothing)
+        settings = {"average": average, "kl_weight": 0.7, "label_smoothing": smoothing}
+        nll, kl, grad = kernel.value_and_grad(z, targets, need_grad=True, **settings)
+        torch.testing.assert_close(nll.double(), expected[0], rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(kl.double(), expected[1], rtol=1e-5, atol=1e-12)
+        off = (grad.double() - expected[2]).abs().amax()
+        assert off <= GRAD_TOLERANCE[dtype] * expected[2].abs().amax() + 6e-8
+        alone = kernel.value_and_grad(z, targets, need_grad=False, **settings)
+        torch.testing.assert_close(alone, (nll, kl, None), rtol=1e-6, atol=1e-12)
+        mean, *_, mean_grad = kernel.mean_and_grad(z, targets, average, 0.7, smoothing)
+        torch.testing.assert_close(mean, (nll + 0.7 * kl).mean(), rtol=1e-6, atol=1e-7)
+        if dtype == torch.float32:
+            torch.testing.assert_close(mean_grad, grad / len(z), rtol=1e-6, atol=1e-12)
+
+
 def test_21841_classes_in_16_views(kernel: native.NativeKernel) -> None:
     torch.manual_seed(2)
     z, y = spread_logits((1, 16, 21841), 1.0, torch.float32), torch.tensor([21840])
@@ -158,14 +181,15 @@ def test_a_class_that_no_view_has_takes_no_part(
     assert grad[:, :, [0, 17, 32]].abs().max() < 1e-30
 
 
-def test_what_is_infinite_or_no_number_stays_so(kernel: native.NativeKernel) -> None:
+@pytest.mark.parametrize("average", AVERAGES)
+def test_what_is_infinite_or_no_number_stays_so(kernel: native.NativeKernel, average: str) -> None:
     z, y = torch.zeros(5, 2, 20), torch.zeros(5, dtype=torch.int64)
     z[0, 0, 7] = -torch.inf  # in one view only: its KL is infinite
     z[1, 1, 3] = torch.nan
     z[2, 0] = -torch.inf
     z[3, :, 0] = -torch.inf  # the target
     nll, kl, _ = kernel.value_and_grad(
-        z, y, average="losses", kl_weight=1.0, label_smoothing=0.0, need_grad=True
+        z, y, average=average, kl_weight=1.0, label_smoothing=0.0, need_grad=True
     )
     assert kl[0] == torch.inf
     assert nll[0].isfinite()
@@ -251,7 +275,7 @@ class TestCalls:
 class TestBuild:
     @pytest.fixture
     def load(self, own_cache: Path) -> Callable[[], Path]:
-        return native._build
+        return native._find
 
     def test_it_is_compiled_once(
         self, load: Callable[[], object], caplog: pytest.LogCaptureFixture

@@ -11,13 +11,17 @@ from torch import nn
 
 import fastaug
 from fastaug.config import TrainConfig
-from fastaug.engine.optim import build_optimizer, decay_groups, learning_rate, load_optimizer
+from fastaug.engine.config import OptimConfig
+from fastaug.engine.optim import build_optimizer, learning_rate, load_optimizer, rate_warning
+from fastaug.engine.parameter_groups import parameter_groups
 from fastaug.errors import ConfigError
 from fastaug.recipes import get_recipe
 
 
 def undecayed(model: nn.Module) -> set[str]:
-    free = {id(p) for p in decay_groups(model, 0.1)[1]["params"]}
+    _, group = parameter_groups(model, OptimConfig(weight_decay=0.1))
+    assert group["weight_decay"] == 0
+    free = {id(p) for p in group["params"]}
     return {name for name, p in model.named_parameters() if id(p) in free}
 
 
@@ -31,7 +35,7 @@ class TestDecayGroups:
 
     def test_wrn_16_4_decays_as_many_weights_as_the_paper_s(self) -> None:
         model = fastaug.build_model("wrn-16-4", 100)
-        decayed, free = decay_groups(model, 5e-4)
+        decayed, free = parameter_groups(model, OptimConfig())
         assert sum(p.numel() for p in decayed["params"]) == 2_768_304
         assert sum(p.numel() for p in decayed["params"] + free["params"]) == 2_770_666
 
@@ -83,6 +87,12 @@ class TestOptimizer:
         with raises(ConfigError, "apex --optimizer sgd"):
             build_optimizer(nn.Linear(2, 2), TrainConfig.from_flat(optimizer="apex").optim)
 
+    def test_sgd_needs_no_timm_and_others_say_so(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "timm.optim", None)
+        build_optimizer(nn.Linear(2, 2), TrainConfig().optim)
+        with raises(ConfigError, "--optimizer lamb timm"):
+            build_optimizer(nn.Linear(2, 2), TrainConfig.from_flat(optimizer="lamb").optim)
+
     def test_apex_is_used_on_request(self, monkeypatch: pytest.MonkeyPatch) -> None:
         optimizers = ModuleType("apex.optimizers")
         optimizers.FusedSGD = torch.optim.SGD  # type: ignore[attr-defined]
@@ -94,6 +104,22 @@ class TestOptimizer:
         assert [group["weight_decay"] for group in optimizer.param_groups] == [5e-4, 0.0]
         assert optimizer.defaults["momentum"] == 0.9
         assert optimizer.defaults["lr"] == 0.3
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_high"),
+    [
+        ({"optimizer": "adamw", "lr": 0.04}, True),
+        ({"optimizer": "adamw", "lr": 0.003}, False),
+        ({"optimizer": "sgd", "lr": 0.4}, False),
+        ({"optimizer": "lion", "lr": 0.01, "lr_scaling": "unique-images"}, True),
+    ],
+)
+def test_a_rate_of_sgd_is_high_for_others(settings: dict, is_high: bool) -> None:
+    config = TrainConfig.from_flat(**settings)
+    warning = rate_warning(config.optim, config.images_per_step)
+    assert bool(warning) == is_high
+    assert not is_high or settings["optimizer"] in warning
 
 
 class TestSchedules:
@@ -142,6 +168,19 @@ class TestSchedules:
         middle = warm + (total - warm) // 2
         assert learning_rate(middle, 10, config.optim, config.images_per_step) == pytest.approx(0.2)
         assert learning_rate(total, 10, config.optim, config.images_per_step) == pytest.approx(0)
+
+    @pytest.mark.parametrize("schedule", ["halving", "cosine", "constant"])
+    def test_warm_up_comes_before_every_schedule(self, schedule: str) -> None:
+        config = TrainConfig.from_flat(epochs=8, lr=0.2, schedule=schedule, warmup_epochs=1.5).optim
+        rates = [learning_rate(update, 10, config, 1) for update in range(80)]
+        assert rates[:15] == pytest.approx([0.2 * update / 15 for update in range(15)])
+        assert rates[15] == pytest.approx(0.2)
+        expected = {
+            "halving": [0.2] * 25 + [0.2 / 2**k for k in range(1, 11) for _ in range(4)],
+            "cosine": [0.1 * (1 + math.cos(math.pi * k / 65)) for k in range(65)],
+            "constant": [0.2] * 65,
+        }
+        assert rates[15:] == pytest.approx(expected[schedule])
 
     def test_resnet18_cosine_is_scaled_by_the_unique_images(self) -> None:
         config = get_recipe("cifar100-resnet18")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from pathlib import Path
 from fastaug.data.readers.packed_index import INDEX_FILES, JOURNAL
 from fastaug.errors import ConfigError, DataError, printable
 from fastaug.runtime.atomic import atomic_write
+from fastaug.runtime.file_lock import open_folder, try_lock
 
 
 def check_folder(source: str, root: Path) -> None:
@@ -43,15 +43,10 @@ def writing(root: Path) -> Iterator[None]:
 
 @contextmanager
 def locked(root: Path) -> Iterator[None]:
-    descriptor = os.open(root, os.O_RDONLY)
+    descriptor = open_folder(root)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(descriptor)
-        raise ConfigError(f"OUT {root}: another fastaug.pack is writing it") from error
-    except OSError:  # a file system without locks
-        pass
-    try:
+        if not try_lock(descriptor):
+            raise ConfigError(f"OUT {root}: another fastaug.pack is writing it")
         yield
     finally:
         os.close(descriptor)

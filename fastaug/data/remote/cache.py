@@ -11,7 +11,6 @@ random order, so replacing some by others would only lower the share of reads th
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import time
@@ -22,6 +21,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch.utils.data import get_worker_info
+
+from fastaug.runtime.file_lock import wait_for_lock
 
 log = logging.getLogger("fastaug")
 
@@ -152,7 +153,7 @@ class RangeCache:
         """The counter of used bytes, locked. Opened each time: so it excludes threads, too."""
         descriptor = os.open(self._folder / "used", os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            wait_for_lock(descriptor)
             yield descriptor
         finally:
             os.close(descriptor)

@@ -121,7 +121,8 @@ class _Runtime:
         cls.is_inherited = cls.is_started
 
 
-os.register_at_fork(after_in_child=_Runtime.note_fork)
+if hasattr(os, "register_at_fork"):  # Windows does not fork
+    os.register_at_fork(after_in_child=_Runtime.note_fork)
 
 
 def _raise_inherited() -> NoReturn:

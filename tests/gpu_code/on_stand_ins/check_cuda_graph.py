@@ -98,6 +98,16 @@ def test_a_run_ends_with_the_weights_of_the_cpu(tiny: Tiny) -> None:
     assert_same_weights(on_gpu, run(config.replace(device="cpu"), "-cpu"))
 
 
+def test_growing_views_are_captured_again(tiny: Tiny) -> None:
+    """9 steps in each of two epochs: 3 to warm up, one to capture, 5 replayed."""
+    config = tiny(kernel="reference", batch_size=8, initial_size=8, tta=0, eval_views=0)
+    before = len(gpu.records())
+    on_gpu = run(config.replace(device="cuda", cuda_graph=True), "-gpu")
+    assert gpu.count("graph", of=gpu.records()[before:]) == 2 * 2 * (9 - WARM_UP)
+    assert_same_weights(on_gpu, run(config.replace(device="cpu"), "-cpu"))
+    gpu.assert_no_errors()
+
+
 def test_what_cannot_be_captured_is_one_line(tiny: Tiny) -> None:
     class Waiting(GraphedLearner):
         def _has_nonfinite_gradient(self) -> torch.Tensor:

@@ -1,0 +1,1 @@
+"""Loggers: TensorBoard, Weights & Biases, MLflow, Trackio, and one's own."""
