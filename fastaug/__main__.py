@@ -13,6 +13,7 @@ from fastaug.errors import ConfigError, suggest
 COMMANDS = {
     "train": "train a classifier",
     "evaluate": "measure the accuracy of a checkpoint",
+    "predict": "print the most probable classes of images",
     "export": "write a trained network for other programs: safetensors, ONNX, torch.export",
     "preview": "draw the views that the network will see",
     "report": "write one page about runs: the paper's claims, settings, figures, every run",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from fastaug import cli
 from fastaug.config import TrainConfig
 from fastaug.errors import ConfigError
 from fastaug.exporters.formats import BATCHES, FORMATS, check_packages, export_network
+from fastaug.exporters.preprocess_files import check_preprocess_files, write_preprocess_files
 from fastaug.runs.checkpoint import checkpoint_file, load_checkpoint
 from fastaug.runs.console import show_table
 from fastaug.runs.weights import model_from_checkpoint, safetensors_metadata
@@ -26,11 +28,13 @@ class ExportConfig(Settings):
 
     checkpoint: Annotated[str, arg(metavar="CHECKPOINT")]
     """Checkpoint file (best.pt, last.pt) or run folder (its best.pt)."""
-    to: Literal["safetensors", "onnx", "torch-export"] = "safetensors"
+    to: Literal["safetensors", "onnx", "onnx-with-preprocessing", "torch-export"] = "safetensors"
     """safetensors: weights by name, with metadata; onnx: one file for any batch size, with input
-    "images" and output "logits" (needs fastaug[export]); torch-export: for torch.export.load."""
+    "images" and output "logits" (needs fastaug[export]); onnx-with-preprocessing: the same with
+    input "pixels", uint8 images of any size; torch-export: for torch.export.load."""
     out: str = ""
-    """File to write; default: next to the checkpoint, as .safetensors, .onnx or .pt2."""
+    """File to write; default: next to the checkpoint, as .safetensors, .onnx or .pt2. The folder
+    also gets preprocess.json and preprocess.py, which make the network's input."""
     debug: bool = False
     """Show the traceback of an error."""
 
@@ -43,7 +47,10 @@ def main(args: Sequence[str]) -> int:
     state = load_checkpoint(path)
     config = TrainConfig.from_saved(state["config"])
     model, metadata = model_from_checkpoint(state), safetensors_metadata(state)
+    about = json.loads(metadata["preprocessing"])
+    check_preprocess_files(out.parent, about)
     written = export_network(options.to, out, model, config, metadata)
+    write_preprocess_files(out.parent, about)
     averaged = "" if state["ema"] is None else ", moving average"
     rows = [
         ("checkpoint", f"{path} (step {state['step']:,}{averaged})"),
@@ -54,6 +61,7 @@ def main(args: Sequence[str]) -> int:
             f"logits differ by {written.difference:.1e} at most; the largest is "
             f"{written.largest_logit:.3g}",
         ),
+        ("beside it", "preprocess.json, preprocess.py: from an image to the network's input"),
     ]
     show_table("fastaug export", rows)
     return 0
@@ -63,7 +71,8 @@ def output_file(options: ExportConfig, checkpoint: Path) -> Path:
     """--out, or the checkpoint's name with the suffix of the format."""
     suffix = FORMATS[options.to].suffix
     if not options.out:
-        return checkpoint.with_suffix(suffix)
+        kind = "-with-preprocessing" if FORMATS[options.to].takes_pixels else ""
+        return checkpoint.with_name(f"{checkpoint.stem}{kind}{suffix}")
     out = cli.output_file("--out", options.out)
     if out.suffix != suffix:
         meant = [name for name, kind in FORMATS.items() if kind.suffix == out.suffix]

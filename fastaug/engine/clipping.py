@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
 from fastaug.engine.config import OptimConfig
-from fastaug.engine.parameter_groups import head_names
+from fastaug.models.head import head_parameters
 
 SMALLEST_NORM = 1e-3
 """AGC: weights count as at least this large, so that those that start at 0 can move."""
@@ -19,7 +19,7 @@ class Clipping:
     def __init__(self, model: nn.Module, config: OptimConfig) -> None:
         self._config = config
         self._parameters = [p for p in model.parameters() if p.requires_grad]
-        head = head_names(model) if config.agc else set()
+        head = head_parameters(model) if config.agc else set()
         self._body = [p for n, p in model.named_parameters() if p.requires_grad and n not in head]
 
     def __call__(self) -> None:

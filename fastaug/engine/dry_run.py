@@ -24,6 +24,8 @@ def dry_run(config: TrainConfig, checkpoint: Path | None, group: Group) -> None:
     """Build all that a run needs, take some steps, and print a table. Nothing is written but
     caches."""
     trainer = Trainer(config, checkpoint, group)
+    if config.view.initial_size:  # growing views take most memory at the end
+        trainer.loader.set_epoch(config.optim.epochs - 1)
     seconds, losses = _train(trainer)
     evaluated = _evaluate_batch(trainer)
     memory = group.gather(_peak_memory(trainer.device))
@@ -97,9 +99,11 @@ def _step_rows(
     views = trainer.config.optim.batch_size
     epoch = timedelta(seconds=round(seconds[-1] * trainer.steps_per_epoch))
     shown = ", then ".join(f"{loss:.4f}" for loss in losses)
+    view = trainer.config.view
+    of_size = f", with views of {view.size} px, the last size" if view.initial_size else ""
     return [
         ("loss", shown),
-        ("step", f"{seconds[-1]:.3f} s, {views / seconds[-1]:,.0f} views/s"),
+        ("step", f"{seconds[-1]:.3f} s, {views / seconds[-1]:,.0f} views/s{of_size}"),
         ("epoch", f"roughly {epoch}, by this one step, without evaluation"),
     ]
 

@@ -71,20 +71,23 @@ def build_evaluation_loader(
     A model that was trained without augmentation is measured on crops and flips, as in the paper.
     """
     _check_config("build_evaluation_loader", config)
-    if views == 0:
-        view = replace(config.resolved_view, initial_size=0, views=1, augment="none")
-    else:
-        augment = "crop-flip" if config.view.augment == "none" else config.view.augment
-        view = replace(config.resolved_view, initial_size=0, views=views, augment=augment)
     return _loader(
         config,
-        view,
+        evaluation_view(config.resolved_view, views),
         _image_set(images),
         train=False,
         images_per_batch=max(1, batch_size // max(1, views)),
         rank=rank,
         ranks=ranks,
     )
+
+
+def evaluation_view(view: ViewConfig, views: int) -> ViewConfig:
+    """Settings of the views that a model is measured on; 0: the central crop."""
+    if views == 0:
+        return replace(view, initial_size=0, views=1, augment="none")
+    augment = "crop-flip" if view.augment == "none" else view.augment
+    return replace(view, initial_size=0, views=views, augment=augment)
 
 
 def _check_config(function: str, config: object) -> None:

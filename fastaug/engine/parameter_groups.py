@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fastaug.engine.config import OptimConfig
 from fastaug.errors import ConfigError
+from fastaug.models.head import head_parameters
 
 BACKBONE = "backbone"
 """--freeze: everything but the classifier."""
@@ -63,7 +64,7 @@ def _named(model: nn.Module, name: str) -> list[nn.Parameter]:
     """The parameters that a word after --freeze means."""
     parameters = dict(model.named_parameters())
     if name == BACKBONE:
-        head = head_names(model)
+        head = head_parameters(model)
         return [p for n, p in parameters.items() if n not in head]
     if name.isdecimal():
         stages = depths(model, coarse=True)
@@ -84,17 +85,6 @@ def _named(model: nn.Module, name: str) -> list[nn.Parameter]:
     return found
 
 
-def head_names(model: nn.Module) -> set[str]:
-    """The names of the classifier's parameters."""
-    if hasattr(model, "get_classifier"):
-        classifier = cast(Any, model).get_classifier()
-        layers = classifier if isinstance(classifier, tuple | list) else [classifier]
-    else:
-        layers = [cast(Any, model).head]
-    own = {id(p) for layer in layers for p in layer.parameters()}
-    return {name for name, p in model.named_parameters() if id(p) in own}
-
-
 def depths(model: nn.Module, *, coarse: bool = False) -> dict[str, int]:
     """Parameter -> its layer, counted from the input; the classifier has the highest number.
 
@@ -112,7 +102,8 @@ def depths(model: nn.Module, *, coarse: bool = False) -> dict[str, int]:
             block = re.match(r"blocks\.(\d+)\.", name)
             found[name] = 1 + int(block[1]) // per_stage if block else 0
     # timm's matchers may have the last norm and the classifier in one group.
-    last = max(depth for name, depth in found.items() if name not in (head := head_names(model)))
+    head = head_parameters(model)
+    last = max(depth for name, depth in found.items() if name not in head)
     return {name: last + 1 if name in head else depth for name, depth in found.items()}
 
 
@@ -157,5 +148,5 @@ def _rate_scales(model: nn.Module, config: OptimConfig) -> dict[str, float]:
         last = max(layers.values())
         scales = {name: config.layer_decay ** (last - layers[name]) for name in scales}
     if config.head_lr:
-        scales |= dict.fromkeys(head_names(model), config.head_lr / config.lr)
+        scales |= dict.fromkeys(head_parameters(model), config.head_lr / config.lr)
     return scales

@@ -8,9 +8,11 @@ import importlib
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
@@ -18,10 +20,10 @@ from torch.export import Dim, ExportedProgram
 from fastaug.config import TrainConfig
 from fastaug.errors import ConfigError, ExportError, FastaugError, first_line
 from fastaug.exporters.folding import fold_constants
-from fastaug.normalization import pixel_statistics
 from fastaug.runs.weights import model_from_safetensors, write_safetensors
 from fastaug.runtime.atomic import atomic_write
 from fastaug.runtime.logs import silenced
+from fastaug.views.preprocessing import Preprocessing
 
 TOLERANCE = 1e-4
 """Largest difference between two logits, relative to the largest logit. Other libraries sum in
@@ -34,21 +36,28 @@ _ANY_BATCH: Any = ({0: Dim("batch", min=1)},)
 _ONNX_LIMIT = 2**31
 """Bytes. An ONNX file is a protobuf, which cannot be larger."""
 
+PIXEL_SIZES = ((97, 61), (375, 500), (1, 1), (640, 480))
+"""Heights and widths that a file with its own preprocessing is checked with."""
+
 Network = Callable[[Tensor], Tensor]
+Case = tuple[Tensor, Tensor]
+"""What the file is given, and what the network is: [N, 3, S, S]."""
 
 
 @dataclass(frozen=True)
 class Format:
     """How to write a network to a file, and how a user of the file reads it.
 
-    write: called with (file, network, images [2, 3, S, S] for tracing, metadata).
+    write: called with (file, network, preprocessing, metadata).
     packages: needed besides fastaug's own dependencies.
+    takes_pixels: the file does the preprocessing: its input is uint8 [N, H, W, 3] of any size.
     """
 
     suffix: str
-    write: Callable[[Path, nn.Module, Tensor, dict[str, str]], None]
+    write: Callable[[Path, nn.Module, Preprocessing, dict[str, str]], None]
     read: Callable[[Path], Network]
     packages: tuple[str, ...] = ()
+    takes_pixels: bool = False
 
 
 @dataclass(frozen=True)
@@ -77,11 +86,13 @@ def export_network(
 ) -> Exported:
     """Write a network to a file, which is kept only if it gives the same logits when read back."""
     model = copy.deepcopy(model).float().eval()
+    preprocessing = Preprocessing.from_config(config.view)
     with _temporary_file(path) as temporary:
         with _one_line_errors(f"{config.model.model} cannot be written as {to}"):
-            FORMATS[to].write(temporary, model, random_images(_TRACED_BATCH, config), metadata)
+            FORMATS[to].write(temporary, model, preprocessing, metadata)
         with _one_line_errors(f"{config.model.model} cannot be run from its {to} file"):
-            difference, largest = compare(FORMATS[to].read(temporary), model, config)
+            cases = pixel_cases if FORMATS[to].takes_pixels else image_cases
+            difference, largest = compare(FORMATS[to].read(temporary), model, cases(preprocessing))
         # "not <=" instead of ">", so that NaN is refused.
         if not difference <= TOLERANCE * largest:
             raise ExportError(
@@ -93,16 +104,15 @@ def export_network(
 
 
 @torch.no_grad()
-def compare(network: Network, model: nn.Module, config: TrainConfig) -> tuple[float, float]:
-    """Largest difference between two logits, and the largest logit, over random images."""
+def compare(network: Network, model: nn.Module, cases: Iterator[Case]) -> tuple[float, float]:
+    """Largest difference between two logits, and the largest logit, over all cases."""
     differences, sizes = [], []
-    for count in BATCHES:
-        images = random_images(count, config)
-        expected, found = model(images), network(images)
+    for given, images in cases:
+        expected, found = model(images), network(given)
         if found.shape != expected.shape:
             raise ExportError(
-                f"the written file returns {list(found.shape)} for {count} images, but the network "
-                f"{list(expected.shape)}; use another --to"
+                f"the written file returns {list(found.shape)} for {len(images)} images, but the "
+                f"network {list(expected.shape)}; use another --to"
             )
         differences.append((found - expected).abs().max())
         sizes.append(expected.abs().max())
@@ -114,14 +124,28 @@ def compare(network: Network, model: nn.Module, config: TrainConfig) -> tuple[fl
     return float(torch.stack(differences).max()), float(torch.stack(sizes).max())
 
 
-def random_images(count: int, config: TrainConfig) -> Tensor:
+def image_cases(preprocessing: Preprocessing) -> Iterator[Case]:
+    """Inputs of the network, which the file takes as they are."""
+    for count in BATCHES:
+        images = random_images(count, preprocessing)
+        yield images, images
+
+
+def pixel_cases(preprocessing: Preprocessing) -> Iterator[Case]:
+    """Pixels that the file takes, and what the preprocessing makes of them."""
+    generator = np.random.default_rng(0)
+    for count, (height, width) in zip(cycle(BATCHES), PIXEL_SIZES, strict=False):
+        pixels = generator.integers(0, 256, (count, height, width, 3), np.uint8)
+        yield torch.from_numpy(pixels), torch.stack([preprocessing.apply(own) for own in pixels])
+
+
+def random_images(count: int, preprocessing: Preprocessing) -> Tensor:
     """[count, 3, S, S] fp32: random pixels, normalized as in training; the same in each call."""
     generator = torch.Generator().manual_seed(count)
-    pixels = 255 * torch.rand(count, 3, config.view.size, config.view.size, generator=generator)
-    mean, deviation = (
-        torch.tensor(v)[:, None, None] for v in pixel_statistics(config.view.normalize)
-    )
-    return (pixels - mean) / deviation
+    size = preprocessing.size
+    pixels = 255 * torch.rand(count, 3, size, size, generator=generator)
+    mean, std = (torch.tensor(v)[:, None, None] for v in (preprocessing.mean, preprocessing.std))
+    return (pixels - mean) / std
 
 
 @contextlib.contextmanager
@@ -153,9 +177,13 @@ def _one_line_errors(what: str) -> Iterator[None]:
 
 
 def _write_safetensors(
-    path: Path, model: nn.Module, _images: Tensor, metadata: dict[str, str]
+    path: Path, model: nn.Module, _preprocessing: Preprocessing, metadata: dict[str, str]
 ) -> None:
     write_safetensors(path, model.state_dict(), metadata)
+
+
+def _read_safetensors(path: Path) -> Network:
+    return model_from_safetensors(path).model
 
 
 def _trace(model: nn.Module, images: Tensor) -> ExportedProgram:
@@ -168,22 +196,45 @@ def _trace(model: nn.Module, images: Tensor) -> ExportedProgram:
         return torch.export.export(folded, (images,), dynamic_shapes=_ANY_BATCH)
 
 
-def _write_program(path: Path, model: nn.Module, images: Tensor, metadata: dict[str, str]) -> None:
-    extra = {"fastaug.json": json.dumps(metadata)}
-    torch.export.save(_trace(copy.deepcopy(model), images), path, extra_files=extra)
+def _write_program(
+    path: Path, model: nn.Module, preprocessing: Preprocessing, metadata: dict[str, str]
+) -> None:
+    program = _trace(copy.deepcopy(model), random_images(_TRACED_BATCH, preprocessing))
+    torch.export.save(program, path, extra_files={"fastaug.json": json.dumps(metadata)})
 
 
 def _read_program(path: Path) -> Network:
     return torch.export.load(path).module()
 
 
-def _write_onnx(path: Path, model: nn.Module, images: Tensor, metadata: dict[str, str]) -> None:
+def _write_onnx(
+    path: Path, model: nn.Module, preprocessing: Preprocessing, metadata: dict[str, str]
+) -> None:
+    program = _onnx_program(model, preprocessing)
+    program.model.metadata_props.update(metadata)
+    program.save(path, external_data=False)
+
+
+def _write_onnx_with_preprocessing(
+    path: Path, model: nn.Module, preprocessing: Preprocessing, metadata: dict[str, str]
+) -> None:
+    import onnx
+
+    from fastaug.exporters.onnx_preprocessing import add_preprocessing
+
+    proto = add_preprocessing(_onnx_program(model, preprocessing).model_proto, preprocessing)
+    onnx.helper.set_model_props(proto, metadata | {"input": "RGB pixels, uint8 [N, H, W, 3]"})
+    onnx.save(proto, path)
+
+
+def _onnx_program(model: nn.Module, preprocessing: Preprocessing) -> torch.onnx.ONNXProgram:
     size = sum(weight.nbytes for weight in model.state_dict().values())
     if size >= _ONNX_LIMIT:
         raise ExportError(
             f"weights of {size / 2**30:.1f} GiB do not fit into an ONNX file, which can have at "
             "most 2 GiB; use --to safetensors or torch-export"
         )
+    images = random_images(_TRACED_BATCH, preprocessing)
     program = torch.onnx.export(
         _trace(copy.deepcopy(model), images),
         (images,),
@@ -194,24 +245,32 @@ def _write_onnx(path: Path, model: nn.Module, images: Tensor, metadata: dict[str
         output_names=["logits"],
     )
     assert program is not None  # None only without dynamo=True
-    program.model.metadata_props.update(metadata)
-    program.save(path, external_data=False)
+    return program
 
 
 def _read_onnx(path: Path) -> Network:
     import onnxruntime
 
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    return onnx_network(onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"]))
+
+
+def onnx_network(session: Any) -> Network:
+    """session: onnxruntime's."""
+    (taken,) = session.get_inputs()
 
     def network(images: Tensor) -> Tensor:
-        (logits,) = session.run(["logits"], {"images": images.numpy()})
+        (logits,) = session.run(["logits"], {taken.name: images.numpy()})
         return torch.from_numpy(logits)
 
     return network
 
 
+_ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 FORMATS = {
-    "safetensors": Format(".safetensors", _write_safetensors, model_from_safetensors),
-    "onnx": Format(".onnx", _write_onnx, _read_onnx, ("onnx", "onnxscript", "onnxruntime")),
+    "safetensors": Format(".safetensors", _write_safetensors, _read_safetensors),
+    "onnx": Format(".onnx", _write_onnx, _read_onnx, _ONNX_PACKAGES),
+    "onnx-with-preprocessing": Format(
+        ".onnx", _write_onnx_with_preprocessing, _read_onnx, _ONNX_PACKAGES, takes_pixels=True
+    ),
     "torch-export": Format(".pt2", _write_program, _read_program),
 }

@@ -7,6 +7,8 @@ read the format, and nothing in such a file can be executed.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,28 +19,55 @@ from torch import Tensor, nn
 
 import fastaug
 from fastaug.config import TrainConfig
-from fastaug.errors import CheckpointError
+from fastaug.errors import CheckpointError, ConfigError, first_line
 from fastaug.models.build import build_configured_model
-from fastaug.normalization import pixel_statistics
 from fastaug.runs.checkpoint import evaluated_weights
+from fastaug.views.preprocessing import Preprocessing
+
+MAX_SIZE = 8192
+"""Largest side of an input in pixels that a file may claim: its views take size**2 memory."""
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """A trained network and what is needed to use it."""
+
+    model: nn.Module
+    """On the CPU, in evaluation mode: [N, 3, size, size] -> logits [N, C]."""
+    classes: tuple[str, ...]
+    """Names in the order of the logits."""
+    config: TrainConfig
+    """All settings of its training."""
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """How an image becomes its input."""
+        return Preprocessing.from_config(self.config.view)
 
 
 def safetensors_metadata(state: dict[str, Any]) -> dict[str, str]:
     """Metadata about the network of a checkpoint. The values must be strings: lists are JSON."""
     config = TrainConfig.from_saved(state["config"])
-    mean, deviation = pixel_statistics(config.view.normalize)
+    preprocessing = Preprocessing.from_config(config.view)
+    about = preprocessing_json(preprocessing, state["classes"])
     return {
         "format": "pt",  # other libraries look for this
         "model": config.model.model,
-        "classes": json.dumps(list(state["classes"])),
-        "size": str(config.view.size),
+        "classes": json.dumps(about["classes"]),
+        "size": str(preprocessing.size),
         "input": "RGB, (pixel - mean) / std of pixel values 0 to 255, [N, 3, size, size]",
-        "mean": json.dumps(mean),
-        "std": json.dumps(deviation),
+        "mean": json.dumps(preprocessing.mean),
+        "std": json.dumps(preprocessing.std),
+        "preprocessing": json.dumps(about),
         "config": json.dumps(state["config"]),
         "fastaug": fastaug.__version__,
         "step": str(state["step"]),
     }
+
+
+def preprocessing_json(preprocessing: Preprocessing, classes: Sequence[str]) -> dict[str, Any]:
+    """Content of preprocess.json, and of `preprocessing` in the metadata."""
+    return preprocessing.to_json() | {"classes": list(classes)}
 
 
 def write_safetensors(path: Path, weights: dict[str, Tensor], metadata: dict[str, str]) -> None:
@@ -68,25 +97,58 @@ def model_from_checkpoint(state: dict[str, Any]) -> nn.Module:
     return model
 
 
-def model_from_safetensors(path: str | Path) -> nn.Module:
-    """Network of a file that fastaug wrote, on the CPU and in evaluation mode."""
+def model_from_safetensors(path: str | Path) -> TrainedModel:
+    """Network of a file that fastaug wrote, with its classes and preprocessing."""
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
         weights = load_file(path)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path}: cannot be read as safetensors ({error})") from error
-    if missing := sorted({"config", "classes"} - set(metadata)):
+    config, classes = read_metadata(metadata, str(path))
+    if not any(len(classes) in weight.shape for weight in weights.values()):
+        # Before a network with as many outputs as somebody may claim is built.
         raise CheckpointError(
-            f"{path}: has no {' and '.join(missing)} in its metadata; take a file that "
-            "fastaug.export wrote, and read those of other programs with safetensors"
+            f"{path}: not the weights of a {config.model.model} with {len(classes):,} classes"
         )
-    config = TrainConfig.from_saved(json.loads(metadata["config"]))
-    model = build_configured_model(
-        config.model, len(json.loads(metadata["classes"])), config.view.size
-    )
+    model = build_configured_model(config.model, len(classes), config.view.size)
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:  # its message has a line for each name and shape
         raise CheckpointError(f"{path}: not the weights of a {config.model.model}") from error
-    return model.eval()
+    return TrainedModel(model.eval(), classes, config)
+
+
+def read_metadata(metadata: Mapping[str, str], path: str) -> tuple[TrainConfig, tuple[str, ...]]:
+    """Settings and class names in the metadata of an exported file, which may come from anyone."""
+    if missing := sorted({"config", "classes"} - set(metadata)):
+        raise CheckpointError(
+            f"{path}: has no {' and '.join(missing)} in its metadata; take a file that "
+            "fastaug.export wrote, and read those of other programs with their own libraries"
+        )
+    try:
+        settings, classes = (json.loads(metadata[name]) for name in ("config", "classes"))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise CheckpointError(
+            f"{path}: its metadata cannot be read ({first_line(error)}); export it again"
+        ) from error
+    return check_description(settings, classes, path)
+
+
+def check_description(
+    settings: Any, classes: Any, path: str
+) -> tuple[TrainConfig, tuple[str, ...]]:
+    """Settings and class names of a trained network, from a file that may come from anyone."""
+    try:
+        config = TrainConfig.from_saved(settings)
+    except (ConfigError, ValueError, TypeError, AttributeError) as error:
+        raise CheckpointError(
+            f"{path}: its settings cannot be used ({first_line(error)})"
+        ) from error
+    if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
+        raise CheckpointError(f"{path}: its classes are not a list of names")
+    if config.view.size > MAX_SIZE:
+        raise CheckpointError(
+            f"{path}: takes images of {config.view.size:,} px, and at most {MAX_SIZE:,} are allowed"
+        )
+    return config, tuple(classes)

@@ -96,7 +96,9 @@ def draw_plans(
     if config.crop == "pad":
         check_padded_sizes(sizes, config.size)
     if config.augment == "none":
-        boxes = np.repeat(central_boxes(sizes, config)[:, None], config.views, axis=1)
+        boxes = np.repeat(
+            central_boxes(sizes, central_share(config))[:, None], config.views, axis=1
+        )
         flips = np.zeros(shape, bool)
         return ViewPlans(boxes, flips, *_no_operations(shape), config.size)
     draw_boxes = {"pad": _padded_boxes, "dali": _dali_boxes, "tf": _tf_boxes}
@@ -123,11 +125,15 @@ def _no_operations(shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
     return np.zeros((*shape, 0), np.int32), np.zeros((*shape, 0, 4))
 
 
-def central_boxes(sizes: np.ndarray, config: ViewConfig) -> np.ndarray:
-    """[B, 2] -> [B, 4]: the view of an evaluation; for crop="pad" the whole image."""
-    if config.crop == "pad":
-        return np.concatenate([np.zeros_like(sizes), sizes], axis=1).astype(np.int32)
-    side = np.rint(sizes.min(axis=1) * CENTRAL).clip(1).astype(np.int32)
+def central_share(config: ViewConfig) -> float:
+    """Side of an evaluation's view relative to the shorter side of the image. With crop="pad", the
+    view is the whole image."""
+    return 1.0 if config.crop == "pad" else CENTRAL
+
+
+def central_boxes(sizes: np.ndarray, share: float) -> np.ndarray:
+    """[B, 2] -> [B, 4]: the view of an evaluation, a square in the middle of the image."""
+    side = np.rint(sizes.min(axis=1) * share).clip(1).astype(np.int32)
     return np.stack([*((sizes.T - side) // 2), side, side], axis=1).astype(np.int32)
 
 
@@ -206,7 +212,7 @@ def _tf_boxes(
     boxes = np.stack(_first((top, left, h, w), fits, whole), axis=-1).astype(np.int32)
     is_whole = (boxes[..., 2] == height) & (boxes[..., 3] == width)
     sizes = np.concatenate([height, width], axis=1).astype(np.int32)
-    central = central_boxes(sizes, config)[:, None]
+    central = central_boxes(sizes, CENTRAL)[:, None]
     return np.where(is_whole[..., None], central, boxes)
 
 

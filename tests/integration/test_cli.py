@@ -90,10 +90,9 @@ def test_a_mistake_ends_with_one_line(
 
 
 def test_a_flag_like_no_other_gets_no_suggestion(capsys: pytest.CaptureFixture) -> None:
-    """--kl-weight would mislead whoever wants to load weights."""
-    message = fail(capsys, "--weights", "file.pt")
-    assert missing(message, "--weights --help") == []
-    assert "--kl-weight" not in message
+    message = fail(capsys, "--cutmix", "1.0")
+    assert missing(message, "--cutmix --help") == []
+    assert "did you mean" not in message
 
 
 def test_a_mistake_leaves_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

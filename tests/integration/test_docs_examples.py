@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,21 +13,22 @@ import numpy as np
 import pytest
 import torch
 from color_folders import write_folder
+from PIL import Image
+from timm_files import NAME, save_weights, trained_network
 
 import fastaug
-from fastaug import cli, train
+from fastaug import cli, evaluate, export, predict, preview, train
 from fastaug.config import TrainConfig
 from fastaug.data import shapes
 from fastaug.engine.trainer import Trainer
-from fastaug.exporters.formats import export_network
 from fastaug.kernels import registry
 from fastaug.recipes import get_recipe
-from fastaug.runs.checkpoint import load_checkpoint
 from fastaug.runs.config_file import ConfigFile
 from fastaug.runs.folder import RunFolder
-from fastaug.runs.weights import model_from_checkpoint
 
 DOCS = Path(__file__).parents[2] / "docs"
+COMMANDS = {"evaluate": evaluate, "export": export, "predict": predict, "preview": preview}
+COMMANDS |= {"train": train}
 
 
 def examples(page: str) -> list[str]:
@@ -116,18 +118,27 @@ def test_the_loss_in_a_loop() -> None:
     assert not torch.equal(model[1].weight, before)
 
 
-def test_the_central_crop_is_what_fastaug_makes() -> None:
-    """The page's numpy lines against the view kernel, which was not written from them."""
-    (code,) = examples("guide/evaluation.md")
-    central_crop = run(code)["central_crop"]
-    random = np.random.default_rng(0)
-    for height, width in ((61, 97), (500, 375), (37, 37), (8, 200)):
-        image = random.integers(0, 256, (height, width, 3), np.uint8)
-        images = [torch.from_numpy(image)]
-        plan = fastaug.plan_views(images, views=1, size=32, augment="none")
-        (view,) = fastaug.make_views(images, plan, normalize=None)[0]
-        expected = central_crop(image, 32)
-        assert np.abs(view.permute(1, 2, 0).numpy() - expected).max() < 0.001
+def test_soft_targets() -> None:
+    """A teacher and noisy labels, against torch's cross_entropy."""
+    torch.manual_seed(0)
+    student, teacher = torch.nn.Linear(6, 3), torch.nn.Linear(6, 3)
+    names = {"torch": torch, "fastaug": fastaug, "student": student, "teacher": teacher}
+    names |= {"plain": torch.randn(5, 6), "views": torch.randn(5 * 4, 6), "K": 4}
+    names |= {"temperature": 2.0, "labels": torch.tensor([0, 1, 2, 1, 0])}
+    names |= {"noise": torch.rand(3, 3), "unlabeled": torch.tensor([False, True] * 2 + [False])}
+    distill, noisy = examples("guide/loss.md")
+    run(distill, names)
+    rows = (teacher(names["plain"]) / 2).softmax(-1).repeat_interleave(4, 0)
+    expected = torch.nn.functional.cross_entropy(student(names["views"]), rows)
+    torch.testing.assert_close(names["terms"].nll.mean(), expected.detach())
+    assert student.weight.grad is not None
+    assert teacher.weight.grad is None
+    run(noisy, names)
+    rows = names["noise"][names["labels"]] * ~names["unlabeled"][:, None]
+    rows = rows.repeat_interleave(4, 0)
+    expected = torch.nn.functional.cross_entropy(student(names["views"]), rows)
+    torch.testing.assert_close(names["terms"].nll.mean(), expected.detach())
+    assert (names["terms"].nll == 0).tolist() == names["unlabeled"].tolist()
 
 
 def test_the_statistics_of_own_data(capsys: pytest.CaptureFixture) -> None:
@@ -155,14 +166,28 @@ def test_the_checkpoint_page(finished_run: Path) -> None:
     assert torch.equal(names["model"].stem.weight, averaged)
 
 
-def test_the_export_page(finished_run: Path) -> None:
-    state = load_checkpoint(finished_run / "best.pt")
-    config = TrainConfig.from_saved(state["config"])
-    export_network("onnx", Path("best.onnx"), model_from_checkpoint(state), config, {})
+def test_the_export_page(
+    finished_run: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The blocks of the page build on one another. The last one is preprocess.py."""
+    for to in ("onnx", "onnx-with-preprocessing"):
+        assert cli.run(export.main, [".", "--to", to]) == 0
+    pixels = np.random.default_rng(0).integers(0, 256, (50, 70, 3), np.uint8)
+    Image.fromarray(pixels).save("photo.jpg")
+    monkeypatch.syspath_prepend(finished_run)
+    *codes, snippet = examples("guide/export.md")
+    assert snippet == Path("preprocess.py").read_text()
+    capsys.readouterr()
     names: dict[str, Any] = {}
-    for code in examples("guide/export.md"):
+    logits = []
+    for code in codes:
         run(code, names)
-    assert (names["size"], names["classes"]) == (32, list(state["classes"]))
+        logits.append(torch.as_tensor(names["logits"]))
+    monkeypatch.delitem(sys.modules, "preprocess")
+    for own in logits:
+        torch.testing.assert_close(own, logits[0], rtol=1e-4, atol=1e-5)
+    printed = capsys.readouterr().out.split()
+    assert printed == [names["trained"].classes[logits[0].argmax()]] * 2
 
 
 def test_the_run_folder_page_lists_what_a_run_writes(finished_run: Path) -> None:
@@ -187,6 +212,31 @@ def test_the_views_in_a_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     names = run(code.replace("(0, 700, 1900)", "(0, 7, 19)"))
     assert names["views"].shape == (3, 8, 3, 64, 64)
     assert (tmp_path / "views.png").stat().st_size > 1000
+
+
+def test_the_commands_of_fine_tuning(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The walk-through on the color folders, with timm's smallest network in one step; the other
+    trainings as far as the network. Nothing is downloaded."""
+    monkeypatch.chdir(tmp_path)
+    save_weights(trained_network(), tmp_path / "W.safetensors")
+    (tmp_path / "photo.jpg").write_bytes(next(folder.rglob("*.jpg")).read_bytes())
+    small = f"timm/{NAME} --no-pretrained --size 32 --max-steps 1 --epochs 2 --workers 0"
+    page = (DOCS / "guide/fine-tuning.md").read_text().partition("## Does it help")[0]
+    ran = []
+    for command, words in re.findall(r"^    python -m fastaug\.(\w+) (.*)$", page, re.MULTILINE):
+        line = words.replace("DIR", str(folder))
+        if "--out" in line:
+            line = line.replace("timm/resnet18", small).replace("--validation 0.2", "")
+        args = line.split()
+        if command == "train" and "--out" not in line:
+            train.configure(args)
+        else:
+            assert COMMANDS[command].main(args) == 0, line
+            ran.append(command)
+    assert ran == ["preview", "train", "evaluate", "predict", "export"]
+    assert (tmp_path / "runs/first/best.onnx").exists()
 
 
 def test_logger_of_the_docs(

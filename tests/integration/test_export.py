@@ -140,7 +140,8 @@ def test_files_of_a_run_give_the_logits_of_its_network(
     files = {to: path.with_suffix(suffix) for to, suffix in FORMATS.items()}
     for to in files:
         assert cli.run(export.main, [str(path), "--to", to]) == 0
-    assert sorted(path.parent.iterdir()) == sorted([path, *files.values()])
+    beside = [path.with_name(name) for name in ("preprocess.json", "preprocess.py")]
+    assert sorted(path.parent.iterdir()) == sorted([path, *files.values(), *beside])
     check_logits(files, network, size=16)
     check_that_files_describe_themselves(files["onnx"], files["torch-export"])
     captured = capfd.readouterr()
@@ -196,6 +197,19 @@ def test_the_metadata_rebuild_the_network(save: Save) -> None:
     np.testing.assert_array_equal(stem, network.state_dict()["stem.weight"].numpy())
     assert json.loads(metadata.pop("config")) == state["config"]
     assert "0 to 255" in metadata.pop("input")
+    about = json.loads(metadata.pop("preprocessing"))
+    decoding = about.pop("decoding")
+    assert missing(decoding, "RGB", "uint8", "alpha", "16-bit", "EXIF") == []
+    assert about == {
+        "crop_share": 1.0,  # --crop pad
+        "size": 16,
+        "interpolation": "bicubic",
+        "antialias": False,
+        "mean": [125.3, 123.0, 113.9],
+        "std": [63.0, 62.1, 66.7],
+        "layout": "NCHW, float32",
+        "classes": CLASSES,
+    }
     assert metadata == {
         "format": "pt",
         "model": "wrn-10-1",
@@ -206,9 +220,12 @@ def test_the_metadata_rebuild_the_network(save: Save) -> None:
         "fastaug": fastaug.__version__,
         "step": "1234",
     }
-    images = images_of(3, 16)
+    images, trained = images_of(3, 16), model_from_safetensors(out)
+    assert trained.classes == ("blue", "green", "red")
+    assert trained.config.to_flat() == state["config"]
+    assert not trained.model.training
     with torch.no_grad():
-        assert torch.equal(model_from_safetensors(out)(images), network(images))
+        assert torch.equal(trained.model(images), network(images))
 
 
 def test_the_metadata_have_a_normalization_given_as_numbers(save: Save) -> None:
@@ -228,6 +245,9 @@ def check_that_files_describe_themselves(onnx_file: Path, program_file: Path) ->
     for found in (session.get_modelmeta().custom_metadata_map, json.loads(extra["fastaug.json"])):
         assert json.loads(found["classes"]) == CLASSES
         assert found["size"] == "16"
+        assert json.loads(found["preprocessing"]) == json.loads(
+            onnx_file.with_name("preprocess.json").read_text()
+        )
     (images,), (logits,) = session.get_inputs(), session.get_outputs()
     assert (images.name, images.shape) == ("images", ["batch", 3, 16, 16])
     assert (logits.name, logits.shape) == ("logits", ["batch", 3])
@@ -347,6 +367,27 @@ class TestErrors:
         assert error.startswith("error: --out x.bin: ")
         assert ".onnx" in error
 
+    def test_files_beside_the_export_that_are_not_its_own(
+        self, save: Save, capsys: pytest.CaptureFixture
+    ) -> None:
+        path, _ = save()
+        assert cli.run(export.main, [str(path)]) == 0
+        assert cli.run(export.main, [str(path)]) == 0  # its own are replaced
+        description, code = (path.with_name(f"preprocess.{end}") for end in ("json", "py"))
+        before = description.read_text()
+        description.write_text(before.replace("bicubic", "bilinear"))
+        assert str(description) in fail(capsys, path)
+        assert "bilinear" in description.read_text()
+        description.write_text("[" * 100_000)
+        assert str(description) in fail(capsys, path)
+        description.unlink()
+        code.write_text("print('mine')\n")
+        assert str(code) in fail(capsys, path)
+        assert code.read_text() == "print('mine')\n"
+        code.unlink()
+        code.mkdir()
+        assert str(code) in fail(capsys, path)
+
     def test_no_checkpoint(self, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
         assert f"{tmp_path}: " in fail(capsys, tmp_path)
         assert "nothing.pt" in fail(capsys, tmp_path / "nothing.pt")
@@ -375,8 +416,31 @@ class TestErrors:
         save_file({"w": torch.zeros(1)}, file)
         with pytest.raises(CheckpointError, match="classes and config"):
             model_from_safetensors(file)
-        save_file({"w": torch.zeros(1)}, file, metadata_of(tiny()))
-        with pytest.raises(CheckpointError, match=r"wrn-10-1"):
+        for shape in (1, len(CLASSES)):
+            save_file({"w": torch.zeros(shape)}, file, metadata_of(tiny()))
+            with pytest.raises(CheckpointError, match=r"wrn-10-1"):
+                model_from_safetensors(file)
+
+    @pytest.mark.parametrize(
+        ("key", "value"),
+        [
+            ("classes", "[" * 100_000),
+            ("classes", "no JSON"),
+            ("classes", '{"a": 1}'),
+            ("classes", "[1, 2, 3]"),
+            ("classes", json.dumps(["x"] * 10_000_000)),  # nothing is built for them
+            ("config", "[]"),
+            ("config", "null"),
+            ("config", '{"size": {}}'),
+            ("config", '{"normalize": [[], 1]}'),
+            ("config", '{"size": 1000000}'),
+            ("config", '{"model": "wrn-10-1", "unheard": 1}'),
+        ],
+    )
+    def test_metadata_of_strangers(self, tiny: Tiny, tmp_path: Path, key: str, value: str) -> None:
+        file = tmp_path / "x.safetensors"
+        save_file({"w": torch.zeros(3)}, file, metadata_of(tiny()) | {key: value})
+        with pytest.raises(CheckpointError, match=str(file)):
             model_from_safetensors(file)
 
 

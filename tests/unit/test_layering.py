@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 # A package may import from the layers below its own, and from its own layer as long as the packages
 # of that layer import each other in one direction only.
 LAYERS = [
-    {"__main__", "train", "evaluate", "preview", "scan", "pack", "export", "doctor"}
+    {"__main__", "train", "evaluate", "predict", "preview", "scan", "pack", "export", "doctor"}
     | {"sweep", "figures", "report"},
     {"engine", "exporters", "diagnostics", "experiments", "cli"},
     {"runs", "data", "pipelines", "models", "recipes"},

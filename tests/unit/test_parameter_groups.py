@@ -12,8 +12,9 @@ from torch import nn
 import fastaug
 from fastaug.config import TrainConfig
 from fastaug.engine.config import OptimConfig
-from fastaug.engine.parameter_groups import depths, freeze, head_names, parameter_groups
+from fastaug.engine.parameter_groups import depths, freeze, parameter_groups
 from fastaug.errors import ConfigError
+from fastaug.models.head import head_parameters
 
 
 def scales_of(model: nn.Module, **settings: object) -> dict[str, float]:
@@ -120,7 +121,7 @@ class TestFreeze:
         by_number, by_word = (fastaug.build_model(name, 5, image_size=32) for _ in range(2))
         freeze(by_number, (str(max(depths(by_number, coarse=True).values())),))
         freeze(by_word, ("backbone",))
-        assert trained(by_number) == trained(by_word) == head_names(by_word)
+        assert trained(by_number) == trained(by_word) == head_parameters(by_word)
 
     @pytest.mark.parametrize(
         ("names", "named"),
@@ -159,4 +160,6 @@ class TestFreeze:
         model.head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
         model(torch.randn(2, 3, 8, 8)).sum().backward()
         assert seen[0].grad_fn is None
-        assert {n for n, p in model.named_parameters() if p.grad is not None} == head_names(model)
+        assert {n for n, p in model.named_parameters() if p.grad is not None} == head_parameters(
+            model
+        )
