@@ -62,9 +62,10 @@ def test_the_losses_are_those_of_the_training(
     folder: Path, tiny: Tiny, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Of its first two steps; the training logs them."""
-    trained = metrics(run(tiny(log_every=1, max_steps=2)), "train")
+    trained = metrics(run(tiny(log_every=1, max_steps=2, accumulate=2)), "train")
     capsys.readouterr()
-    assert cli.run(train.main, ["--data", str(folder), *FLAGS, "--dry-run"]) == 0
+    flags = ["--data", str(folder), *FLAGS, "--accumulate", "2", "--dry-run"]
+    assert cli.run(train.main, flags) == 0
     losses = table(capsys.readouterr().out)["loss"]
     assert losses == ", then ".join(f"{record['loss']:.4f}" for record in trained)
 
