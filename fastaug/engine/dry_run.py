@@ -12,7 +12,7 @@ import torch
 from fastaug.config import TrainConfig
 from fastaug.engine.optim import learning_rate
 from fastaug.engine.trainer import Trainer
-from fastaug.runs.console import announcement, show_table
+from fastaug.runs.console import show_table
 from fastaug.runtime.arithmetic import arithmetic_in_force
 from fastaug.runtime.distributed import Group
 
@@ -24,6 +24,8 @@ def dry_run(config: TrainConfig, checkpoint: Path | None, group: Group) -> None:
     """Build all that a run needs, take some steps, and print a table. Nothing is written but
     caches."""
     trainer = Trainer(config, checkpoint, group)
+    if config.view.initial_size:  # growing views take most memory at the end
+        trainer.loader.set_epoch(config.optim.epochs - 1)
     seconds, losses = _train(trainer)
     evaluated = _evaluate_batch(trainer)
     memory = group.gather(_peak_memory(trainer.device))
@@ -39,7 +41,8 @@ def _train(trainer: Trainer) -> tuple[list[float], list[float]]:
     learner.model.train()
     seconds, losses = [], []
     batches = iter(trainer.loader)
-    for step in range(trainer.step, trainer.step + min(STEPS, trainer.steps_per_epoch)):
+    steps = min(STEPS, trainer.steps_per_epoch, trainer.last_step - trainer.step)
+    for step in range(trainer.step, trainer.step + steps):
         started = time.perf_counter()
         learner.start_step(step)
         terms = [
@@ -75,21 +78,11 @@ def _evaluate_batch(trainer: Trainer) -> tuple[str, str]:
 
 def _setup_rows(trainer: Trainer) -> list[tuple[str, str]]:
     config = trainer.config
-    what, steps, *remarks = announcement(
-        config,
-        trainer.train_images,
-        [evaluation.image_sets[0] for evaluation in trainer.evaluations],
-        steps_per_epoch=trainer.steps_per_epoch,
-        last_step=trainer.last_step,
-        device=trainer.device,
-        group=trainer.group,
-    )
+    what, steps, *remarks = trainer.describe()
     parameters = sum(parameter.numel() for parameter in trainer.learner.model.parameters())
-    resumed = [("resumes at", f"step {trainer.step:,}")] if trainer.first_step else []
     return [
         ("run", f"{what}\n{steps}"),
         *[("note", remark) for remark in remarks],
-        *resumed,
         ("steps", f"{trainer.steps_per_epoch:,} in each of {config.optim.epochs:,} epochs"),
         ("model", f"{config.model.model}, {parameters:,} parameters"),
         ("loss kernel", trainer.learner.kernel.name),
@@ -106,9 +99,11 @@ def _step_rows(
     views = trainer.config.optim.batch_size
     epoch = timedelta(seconds=round(seconds[-1] * trainer.steps_per_epoch))
     shown = ", then ".join(f"{loss:.4f}" for loss in losses)
+    view = trainer.config.view
+    of_size = f", with views of {view.size} px, the last size" if view.initial_size else ""
     return [
         ("loss", shown),
-        ("step", f"{seconds[-1]:.3f} s, {views / seconds[-1]:,.0f} views/s"),
+        ("step", f"{seconds[-1]:.3f} s, {views / seconds[-1]:,.0f} views/s{of_size}"),
         ("epoch", f"roughly {epoch}, by this one step, without evaluation"),
     ]
 

@@ -27,7 +27,7 @@ def check_new_length(
             f"{given} and is at step {step:,}, beyond {total:,}; give at least {least}"
         )
     restart = f"for a new run from its weights: --weights {run_of(Path(name))}"
-    if getattr(config.view, "initial_size", 0):
+    if config.view.initial_size:
         raise CheckpointError(
             f"{given} and --initial-size, by which the view sizes depend on the epochs; {restart}"
         )

@@ -102,9 +102,8 @@ def depths(model: nn.Module, *, coarse: bool = False) -> dict[str, int]:
             block = re.match(r"blocks\.(\d+)\.", name)
             found[name] = 1 + int(block[1]) // per_stage if block else 0
     # timm's matchers may have the last norm and the classifier in one group.
-    last = max(
-        depth for name, depth in found.items() if name not in (head := head_parameters(model))
-    )
+    head = head_parameters(model)
+    last = max(depth for name, depth in found.items() if name not in head)
     return {name: last + 1 if name in head else depth for name, depth in found.items()}
 
 

@@ -180,3 +180,10 @@ class _Loader(yaml.SafeLoader):
             problem = "a name occurs twice"
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
         return super().construct_mapping(node, deep)
+
+    def construct_yaml_int(self, node: Any) -> int | str:
+        """16:32 is two sizes here; YAML 1.1 reads it as minutes and seconds."""
+        return node.value if ":" in node.value else super().construct_yaml_int(node)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)

@@ -20,12 +20,15 @@ import fastaug
 from fastaug import cli, preview
 from fastaug.config import TrainConfig
 from fastaug.data.loader import ViewLoader
+from fastaug.engine.dry_run import dry_run
 from fastaug.engine.learner import Learner
 from fastaug.engine.loaders import build_evaluation_loader
 from fastaug.engine.optim import learning_rate
 from fastaug.engine.trainer import Trainer
 from fastaug.errors import CheckpointError
-from fastaug.train import configure, main
+from fastaug.kernels.objective import ObjectiveTerms
+from fastaug.runtime.distributed import Group
+from fastaug.train import configure, main, read_settings
 from fastaug.views.batch import ViewBatch
 
 Tiny = Callable[..., TrainConfig]
@@ -229,6 +232,48 @@ def test_another_size_on_resume_is_refused(tiny: Tiny) -> None:
     ):
         with raises(CheckpointError, named):
             Trainer(*configure(["--resume", out, "--size", size]))
+
+
+@pytest.mark.parametrize("epochs", ["4", "6"])
+def test_other_epochs_on_resume_are_refused(tiny: Tiny, epochs: str) -> None:
+    """Also with a learning rate that does not depend on them."""
+    out = str(run(growing(tiny, schedule="constant", max_steps=1, tta=0)))
+    with raises(CheckpointError, f"--epochs {epochs} 5 --initial-size"):
+        Trainer(*configure(["--resume", out, "--epochs", epochs]))
+
+
+def test_a_dry_run_takes_its_steps_at_the_last_size(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    shapes = []
+    backward = Learner.backward
+
+    def recording(self: Learner, batch: ViewBatch, *args: float, **named: bool) -> ObjectiveTerms:
+        shapes.append(batch.views.shape)
+        return backward(self, batch, *args, **named)
+
+    monkeypatch.setattr(Learner, "backward", recording)
+    dry_run(growing(tiny), None, Group())
+    assert shapes == [(8, 2, 3, 32, 32)] * 2
+    assert "32 px" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("line", "sizes"),
+    [
+        ("size: 16:32", (16, 32)),  # YAML's own reading is 992
+        ("size: '16:32'", (16, 32)),
+        ("view: {size: 128:224}", (128, 224)),
+        ("size: 48", (0, 48)),
+        ("initial_size: 16\nsize: 32", (16, 32)),
+    ],
+)
+def test_sizes_in_a_config_file(tmp_path: Path, line: str, sizes: tuple[int, int]) -> None:
+    (tmp_path / "own.yaml").write_text(line)
+    config, _ = read_settings(["--config", str(tmp_path / "own.yaml")])
+    assert (config.view.initial_size, config.view.size) == sizes
+    config, _ = read_settings(["--config", str(tmp_path / "own.yaml"), "--size", "40"])
+    assert (config.view.initial_size, config.view.size) == (0, 40)
 
 
 def test_a_network_built_for_one_size_is_refused_before_the_data_is_read(

@@ -39,6 +39,8 @@ def kernel_checks(name: str) -> Iterator[Check]:
             quick = (average, shape) == ("losses", _SHAPES[0])
             check = partial(_values_and_gradients, kernel, shape, average)
             yield Check(f"values and gradients, {size}, {average}", check, quick)
+    for average in AVERAGES:
+        yield Check(f"soft targets, {average}", partial(_soft_targets, kernel, average), False)
     for title, method, quick in (
         ("only the regularizer, and strides", _strides, False),
         ("70,000 images, and none", _many_images_and_none, False),
@@ -63,6 +65,24 @@ def _values_and_gradients(kernel: Kernel, shape: tuple[int, int, int], average: 
             settings = {"average": average, "kl_weight": 0.7, "label_smoothing": 0.1 * number}
             found = run_kernel(kernel, logits.cuda(), targets.cuda(), **settings)
             worst = max(worst, _compare(found, logits, targets, **settings))
+    return f"largest error: {worst:.2g} x the tolerance"
+
+
+def _soft_targets(kernel: Kernel, average: str) -> str:
+    """Targets [B, C] of any sum, with zeros; NaN in one image. The last shape is streamed."""
+    worst = 0.0
+    settings = {"average": average, "kl_weight": 0.7, "label_smoothing": 0.1}
+    for shape in (_SHAPES[0], _SHAPES[4], _SHAPES[-1]):
+        for dtype in _GRADIENT:
+            logits, _ = make_logits(*shape, dtype)
+            targets = torch.rand(shape[0], shape[2], generator=torch.Generator().manual_seed(1))
+            targets *= targets > 0.3
+            found = run_kernel(kernel, logits.cuda(), targets.cuda(), **settings)
+            worst = max(worst, _compare(found, logits, targets, **settings))
+    logits, targets = torch.zeros(3, 2, 4), torch.full((3, 4), 0.25)
+    targets[1, 2] = torch.nan
+    nll, _, _ = run_kernel(kernel, logits.cuda(), targets.cuda(), **settings)
+    assert nll.isnan().tolist() == [False, True, False], nll
     return f"largest error: {worst:.2g} x the tolerance"
 
 
