@@ -19,28 +19,25 @@ import fastaug
 from fastaug.data.shapes import ensure_shapes
 
 
-class Collator(transformers.TrainerCallback):
-    """plain_torch.py's collate function as Trainer takes it; as a callback it learns the epoch."""
-
-    def __init__(self, views, size):
-        self.train = CollateViews(views=views, size=size, crop_area=(0.5, 1))
-        self.test = CollateViews(views=1, size=size, augment="none")
-
-    def on_epoch_begin(self, args, state, control, **_):
-        self.train.epoch = round(state.epoch)
+class Collator(CollateViews):
+    """plain_torch.py's collate function, with the names that Trainer and the model expect."""
 
     def __call__(self, items):
-        views, labels = self.train(items)
+        views, labels = super().__call__(items)
         return {"pixel_values": views, "labels": labels}
 
-    def central_crops(self, items):
-        views, labels = self.test(items)
-        return {"pixel_values": views, "labels": labels}
+
+class SetEpoch(transformers.TrainerCallback):
+    def __init__(self, collator):
+        self.collator = collator
+
+    def on_epoch_begin(self, args, state, control, **_):
+        self.collator.epoch = round(state.epoch)
 
 
 class MultiViewTrainer(transformers.Trainer):
-    def __init__(self, *args, views, collator, **options):
-        super().__init__(*args, data_collator=collator, callbacks=[collator], **options)
+    def __init__(self, *args, views, **options):
+        super().__init__(*args, **options)
         self.multi_view_loss = fastaug.MultiViewLoss(views, kl_weight=1.0)
 
     def compute_loss(self, model, inputs, return_outputs=False, **_):
@@ -50,13 +47,6 @@ class MultiViewTrainer(transformers.Trainer):
             loss_function = fastaug.MultiViewLoss(1)
         loss = loss_function(outputs.logits.float(), inputs["labels"])
         return (loss, outputs) if return_outputs else loss
-
-    def get_eval_dataloader(self, eval_dataset=None):
-        collator, self.data_collator = self.data_collator, self.data_collator.central_crops
-        try:
-            return super().get_eval_dataloader(eval_dataset)
-        finally:
-            self.data_collator = collator
 
 
 def main(args=None):
@@ -69,6 +59,7 @@ def main(args=None):
     args = parser.parse_args(args)
     data = args.data or ensure_shapes()
     train, test = Photos(f"{data}/train"), Photos(f"{data}/test")
+    collator = Collator(views=args.views, size=32, crop_area=(0.5, 1))
     network = transformers.ResNetConfig(
         embedding_size=16,
         hidden_sizes=[16, 32, 64],
@@ -92,7 +83,8 @@ def main(args=None):
             use_cpu=not torch.cuda.is_available(),
         ),
         views=args.views,
-        collator=Collator(args.views, size=32),
+        data_collator=collator,
+        callbacks=[SetEpoch(collator)],
         train_dataset=train,
         eval_dataset=test,
         compute_metrics=lambda found: {
@@ -100,6 +92,7 @@ def main(args=None):
         },
     )
     trainer.train()
+    trainer.data_collator = Collator(views=1, size=32, augment="none")
     accuracy = float(trainer.evaluate()["eval_top1"])
     print(f"top-1 {accuracy:.3f}")
     return accuracy

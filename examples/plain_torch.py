@@ -1,6 +1,6 @@
 """Plain PyTorch: a Dataset of your own, views made in the DataLoader's workers, autocast.
 
-    python examples/plain_torch.py                # the built-in shapes, half a minute on a CPU
+    python examples/plain_torch.py                # the built-in shapes
     python examples/plain_torch.py --data FOLDER  # FOLDER/train/CLASS/*.jpg, FOLDER/test/...
 
 Each image is decoded once. The collate function turns it into K views, so the network's batch is

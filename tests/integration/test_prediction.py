@@ -40,7 +40,7 @@ EXPORTS = {
     "onnx-with-preprocessing": "best-with-preprocessing.onnx",
     "torch-export": "best.pt2",
 }
-# Logits of the networks below have a spread of about 1; other libraries sum in another order.
+# Logits of the networks below have a deviation of about 16; other libraries sum in another order.
 TOLERANCE = {"rtol": 1e-4, "atol": 2e-4}
 
 

@@ -98,6 +98,20 @@ def test_a_compiled_step_has_no_graph_break(order: str) -> None:
         torch.testing.assert_close(*grads)
 
 
+@pytest.mark.parametrize("order", ORDERS)
+def test_soft_targets(order: str) -> None:
+    """Equal to cross_entropy of all views, which have the target of their image, and the KL."""
+    logits, _, by_image = rows(order)
+    targets = torch.rand(B, C).softmax(-1)
+    found = fastaug.MultiViewLoss(K, order=order)(logits, targets)
+    per_view = targets.double().repeat_interleave(K, 0)
+    nll = torch.nn.functional.cross_entropy(by_image.flatten(0, 1), per_view)
+    expected = nll + literal_kl(by_image).mean()
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=0)
+    with raises(ConfigError, "targets"):
+        fastaug.MultiViewLoss(K, order=order)(logits, per_view)
+
+
 def test_one_view_is_cross_entropy() -> None:
     logits, targets = torch.randn(6, C), torch.randint(C, (6,))
     for order in ORDERS:
