@@ -240,14 +240,16 @@ def finetune() -> TrainConfig:
     """timm's pretrained ResNet-50 on a small folder of your own, at K=4.
 
     Any timm model (--model timm/NAME) or other weights (--weights FILE) can take its place.
-    - A tenth of the usual rate: the weights are near a solution, and large steps would lose it.
-      Half an epoch of warm-up and clipping protect them from the first gradients of the new head.
+    - AdamW at 3e-4: a rate that suits both ResNets and transformers; SGD's would differ by family.
+    - Layer-wise decay of 0.9: early layers, whose filters serve most photos, move less; the stem of
+      a ResNet-50 has a sixth of the rate. Transformers are often tuned with 0.65 to 0.75.
+    - One epoch of warm-up and clipping: the first gradients come from a random head.
     - 224 pixels, which most of timm's weights were trained for; crops of at least 0.35 of the area,
-      because a small folder has few images whose object a smaller crop would still show.
-    - K=4: small folders gain most from views, and 64 views are still 16 different images in a step.
-    - Label smoothing as in timm's own trainings.
-    - No moving average: a run on a few hundred images has too few steps for one.
-    - TF32, which makes no difference on a CPU; --precision bf16 is faster on a GPU.
+      because smaller ones often miss the object, and a small folder cannot average that out.
+    - K=4: a step of 64 views still has 16 different images.
+    - Label smoothing of 0.1, as in most of timm's own trainings.
+    - No moving average: a few hundred images give too few steps for one.
+    - TF32, which is fp32 on a CPU; --precision bf16 is faster on a GPU.
     """
     return TrainConfig.from_flat(
         recipe="finetune",
@@ -260,10 +262,13 @@ def finetune() -> TrainConfig:
         batch_size=64,
         label_smoothing=0.1,
         epochs=20,
-        lr=0.004,
+        optimizer="adamw",
+        lr=3e-4,
+        layer_decay=0.9,
         schedule="cosine",
-        warmup_epochs=0.5,
-        clip_norm=2.0,
+        warmup_epochs=1.0,
+        weight_decay=0.05,
+        clip_norm=1.0,
         precision="tf32",
         tta=8,
     )

@@ -12,7 +12,7 @@ import torch
 from fastaug.config import TrainConfig
 from fastaug.engine.optim import learning_rate
 from fastaug.engine.trainer import Trainer
-from fastaug.runs.console import announcement, show_table
+from fastaug.runs.console import show_table
 from fastaug.runtime.arithmetic import arithmetic_in_force
 from fastaug.runtime.distributed import Group
 
@@ -41,7 +41,8 @@ def _train(trainer: Trainer) -> tuple[list[float], list[float]]:
     learner.model.train()
     seconds, losses = [], []
     batches = iter(trainer.loader)
-    for step in range(trainer.step, trainer.step + min(STEPS, trainer.steps_per_epoch)):
+    steps = min(STEPS, trainer.steps_per_epoch, trainer.last_step - trainer.step)
+    for step in range(trainer.step, trainer.step + steps):
         started = time.perf_counter()
         learner.start_step(step)
         terms = [
@@ -77,21 +78,11 @@ def _evaluate_batch(trainer: Trainer) -> tuple[str, str]:
 
 def _setup_rows(trainer: Trainer) -> list[tuple[str, str]]:
     config = trainer.config
-    what, steps, *remarks = announcement(
-        config,
-        trainer.train_images,
-        [evaluation.image_sets[0] for evaluation in trainer.evaluations],
-        steps_per_epoch=trainer.steps_per_epoch,
-        last_step=trainer.last_step,
-        device=trainer.device,
-        group=trainer.group,
-    )
+    what, steps, *remarks = trainer.describe()
     parameters = sum(parameter.numel() for parameter in trainer.learner.model.parameters())
-    resumed = [("resumes at", f"step {trainer.step:,}")] if trainer.first_step else []
     return [
         ("run", f"{what}\n{steps}"),
         *[("note", remark) for remark in remarks],
-        *resumed,
         ("steps", f"{trainer.steps_per_epoch:,} in each of {config.optim.epochs:,} epochs"),
         ("model", f"{config.model.model}, {parameters:,} parameters"),
         ("loss kernel", trainer.learner.kernel.name),

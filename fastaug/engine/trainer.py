@@ -20,7 +20,7 @@ from fastaug.engine.learner import Learner
 from fastaug.engine.loaders import build_loader, scan_configured
 from fastaug.engine.metrics import Meter, Speedometer, metric_rows
 from fastaug.engine.nonfinite import NonFiniteGuard, NonFiniteStep, Part
-from fastaug.engine.optim import learning_rate
+from fastaug.engine.optim import learning_rate, rate_warning
 from fastaug.engine.profiling import Profiler, steps_to_record
 from fastaug.errors import DataError, FastaugError, first_line
 from fastaug.runs.checkpoint import check_continuable, load_checkpoint
@@ -146,7 +146,8 @@ class Trainer:
         """Train to the end, or until a signal; every completed step is in last.pt."""
         self.group.from_first(self._open_folder)
         with self.signals, self.console, self.folder, self.watchdog, self.profiler:
-            self._announce()
+            for line in self.describe():
+                self.console.line(line)
             self._list_bad_images()
             self._train()
             return self._finish()
@@ -156,8 +157,9 @@ class Trainer:
         if self._changes:
             self.folder.remove_summary()
 
-    def _announce(self) -> None:
-        for line in announcement(
+    def describe(self) -> Iterator[str]:
+        """The lines that a run begins with."""
+        yield from announcement(
             self.config,
             self.train_images,
             [evaluation.image_sets[0] for evaluation in self.evaluations],
@@ -165,17 +167,17 @@ class Trainer:
             last_step=self.last_step,
             device=self.device,
             group=self.group,
-        ):
-            self.console.line(line)
-        for line in self._weights_report:
-            self.console.line(line)
+        )
+        yield from self._weights_report
         if self.learner.frozen is not None:
-            self.console.line(str(self.learner.frozen))
+            yield str(self.learner.frozen)
+        if warning := rate_warning(self.config.optim, self.config.images_per_step):
+            yield warning
         if self._resumed_at is not None:
             done = "; nothing left to train" if self.step >= self.last_step else ""
-            self.console.line(f"resumed at step {self._resumed_at:,}{done}")
+            yield f"resumed at step {self._resumed_at:,}{done}"
         if self._changes:
-            self.console.line(self._changes)
+            yield self._changes
 
     # --- the loop ---
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import struct
 from functools import cache
 from pathlib import Path
@@ -24,6 +25,7 @@ _CPU = torch.device("cpu")
 _DTYPES = {dtype: code for code, dtype in enumerate(DTYPES)}
 # `Arguments` of objective.cpp
 _pack = struct.Struct("@iiPqqPqiiffPPPPiiP").pack
+_IMPORTED_IN = os.getpid()
 # Logits per thread, about 15 us of work: with less, waking the thread takes longer.
 _PER_THREAD = 16384
 
@@ -138,6 +140,10 @@ def _library() -> tuple[ctypes._NamedFuncPointer, int]:
     return _open(_find()), _openmp()
 
 
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_library.cache_clear)
+
+
 def _find() -> Path:
     return find_library("objective.cpp", "the native loss kernel")
 
@@ -153,8 +159,11 @@ def _openmp() -> int:
     """The OpenMP entry point of torch's threads: other threads would compete for the cores.
 
     Compilers call it for `#pragma omp parallel`; libgomp has it, as do Intel's and LLVM's
-    libraries. Where torch has none of them (0), the kernel starts its own threads.
+    libraries. Where torch has none of them (0), the kernel starts its own threads. So it does in a
+    forked process: OpenMP would wait forever for threads that only the parent has.
     """
+    if os.getpid() != _IMPORTED_IN:
+        return 0
     try:
         return ctypes.cast(ctypes.CDLL(None).GOMP_parallel, ctypes.c_void_p).value or 0
     except (AttributeError, OSError, TypeError):

@@ -66,7 +66,6 @@ class ArmKernel(NativeKernel):
     """The native loss kernel, computed by the library for aarch64."""
 
     name = "aarch64"
-    soft_targets = False
 
     def __init__(self, program: Program, threads: int = 1) -> None:
         self._program, self._threads = program, threads
@@ -102,11 +101,15 @@ class ArmKernel(NativeKernel):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         images, views, classes = logits.shape
         dtype = list(DTYPES).index(logits.dtype)
+        if targets is None:
+            targets = torch.zeros(images, dtype=torch.int64)
+        soft = targets.ndim == 2
+        numbers = (images, views, classes, self._threads, need_mean, soft)
         found = self._program(
-            _ints(dtype, average_code(average), images, views, classes, self._threads, need_mean),
+            _ints(dtype, average_code(average), *numbers),
             np.array([kl_weight, label_smoothing], np.float32).tobytes(),
             _bytes(logits),
-            _bytes(torch.zeros(images, dtype=torch.int64) if targets is None else targets),
+            _bytes(targets.float() if soft else targets),
         )
         assert np.frombuffer(found[:8], np.int64) == -1
         end = 8 + 4 * (2 * images + 1)

@@ -14,15 +14,21 @@ import pytest
 import torch
 from color_folders import write_folder
 from PIL import Image
+from timm_files import NAME, save_weights, trained_network
 
 import fastaug
-from fastaug import cli, export, train
+from fastaug import cli, evaluate, export, predict, preview, train
 from fastaug.config import TrainConfig
 from fastaug.data import shapes
 from fastaug.engine.trainer import Trainer
 from fastaug.kernels import registry
+from fastaug.recipes import get_recipe
+from fastaug.runs.config_file import ConfigFile
+from fastaug.runs.folder import RunFolder
 
 DOCS = Path(__file__).parents[2] / "docs"
+COMMANDS = {"evaluate": evaluate, "export": export, "predict": predict, "preview": preview}
+COMMANDS |= {"train": train}
 
 
 def examples(page: str) -> list[str]:
@@ -112,6 +118,29 @@ def test_the_loss_in_a_loop() -> None:
     assert not torch.equal(model[1].weight, before)
 
 
+def test_soft_targets() -> None:
+    """A teacher and noisy labels, against torch's cross_entropy."""
+    torch.manual_seed(0)
+    student, teacher = torch.nn.Linear(6, 3), torch.nn.Linear(6, 3)
+    names = {"torch": torch, "fastaug": fastaug, "student": student, "teacher": teacher}
+    names |= {"plain": torch.randn(5, 6), "views": torch.randn(5 * 4, 6), "K": 4}
+    names |= {"temperature": 2.0, "labels": torch.tensor([0, 1, 2, 1, 0])}
+    names |= {"noise": torch.rand(3, 3), "unlabeled": torch.tensor([False, True] * 2 + [False])}
+    distill, noisy = examples("guide/loss.md")
+    run(distill, names)
+    rows = (teacher(names["plain"]) / 2).softmax(-1).repeat_interleave(4, 0)
+    expected = torch.nn.functional.cross_entropy(student(names["views"]), rows)
+    torch.testing.assert_close(names["terms"].nll.mean(), expected.detach())
+    assert student.weight.grad is not None
+    assert teacher.weight.grad is None
+    run(noisy, names)
+    rows = names["noise"][names["labels"]] * ~names["unlabeled"][:, None]
+    rows = rows.repeat_interleave(4, 0)
+    expected = torch.nn.functional.cross_entropy(student(names["views"]), rows)
+    torch.testing.assert_close(names["terms"].nll.mean(), expected.detach())
+    assert (names["terms"].nll == 0).tolist() == names["unlabeled"].tolist()
+
+
 def test_the_statistics_of_own_data(capsys: pytest.CaptureFixture) -> None:
     """The printed flag against torch's mean and deviation of all pixels, and as a flag."""
     (code,) = examples("guide/views.md")
@@ -183,3 +212,53 @@ def test_the_views_in_a_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     names = run(code.replace("(0, 700, 1900)", "(0, 7, 19)"))
     assert names["views"].shape == (3, 8, 3, 64, 64)
     assert (tmp_path / "views.png").stat().st_size > 1000
+
+
+def test_the_commands_of_fine_tuning(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The walk-through on the color folders, with timm's smallest network in one step; the other
+    trainings as far as the network. Nothing is downloaded."""
+    monkeypatch.chdir(tmp_path)
+    save_weights(trained_network(), tmp_path / "W.safetensors")
+    (tmp_path / "photo.jpg").write_bytes(next(folder.rglob("*.jpg")).read_bytes())
+    small = f"timm/{NAME} --no-pretrained --size 32 --max-steps 1 --epochs 2 --workers 0"
+    page = (DOCS / "guide/fine-tuning.md").read_text().partition("## Does it help")[0]
+    ran = []
+    for command, words in re.findall(r"^    python -m fastaug\.(\w+) (.*)$", page, re.MULTILINE):
+        line = words.replace("DIR", str(folder))
+        if "--out" in line:
+            line = line.replace("timm/resnet18", small).replace("--validation 0.2", "")
+        args = line.split()
+        if command == "train" and "--out" not in line:
+            train.configure(args)
+        else:
+            assert COMMANDS[command].main(args) == 0, line
+            ran.append(command)
+    assert ran == ["preview", "train", "evaluate", "predict", "export"]
+    assert (tmp_path / "runs/first/best.onnx").exists()
+
+
+def test_logger_of_the_docs(
+    tiny: Callable[..., TrainConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (example,) = examples("guide/logging.md")
+    (tmp_path / "logger_of_the_docs.py").write_text(example)
+    monkeypatch.syspath_prepend(tmp_path)
+    folder = RunFolder(tiny(log=("logger_of_the_docs:MyLogger",)), say=pytest.fail).open()
+    folder.write("train", 2, {"loss": 1.5}, {})
+    folder.close()
+    assert (folder.path / "my.log").read_text() == "2 {'train/loss': 1.5}\n"
+
+
+def test_config_file_of_the_docs(tmp_path: Path) -> None:
+    (example,) = re.findall(
+        r"```yaml\n(.*?)```", (DOCS / "guide/training.md").read_text(), re.DOTALL
+    )
+    (tmp_path / "birds.yaml").write_text(example)
+    file = ConfigFile(str(tmp_path / "birds.yaml"))
+    default = get_recipe(file.text("recipe"))
+    config = cli.parse_training(TrainConfig, file.flags(), prog="", default=default)
+    changes = {"data": "/data/birds", "batch_size": 128, "lr": 1e-3, "crop_area": (0.5, 1.0)}
+    changes |= {"log": ("tensorboard", "wandb"), "antialias": True}
+    assert config == default.replace(**changes)

@@ -113,6 +113,13 @@ def test_not_below_the_step_that_is_reached(tiny: Tiny) -> None:
         Trainer(tiny(schedule="constant", epochs=1), begun / "last.pt")
 
 
+def test_growing_views_depend_on_the_epochs(tiny: Tiny) -> None:
+    config = tiny(schedule="constant", log=("none",), max_steps=2, size=64, initial_size=32)
+    begun = run(config)
+    with raises(CheckpointError, f"--epochs 3 --initial-size --weights {begun}"):
+        Trainer(config.replace(epochs=3), begun / "last.pt")
+
+
 def test_other_settings_still_may_not_change(tiny: Tiny) -> None:
     begun = run(tiny(schedule="constant", log=("none",), max_steps=6))
     with raises(CheckpointError, "--lr 0.05 0.5"):

@@ -112,6 +112,22 @@ class TestAutograd:
         (grad,) = torch.autograd.grad(literal_loss(logits_of_weights.double(), y), linear.weight)
         torch.testing.assert_close(linear.weight.grad, grad.float(), rtol=0.1, atol=0.02)
 
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+    def test_autocast_with_soft_targets(
+        self, kernel: str, linear: nn.Linear, dtype: torch.dtype
+    ) -> None:
+        """A teacher under autocast gives targets in half precision."""
+        x, _ = batch()
+        with torch.autocast("cpu", dtype=dtype):
+            logits = linear(x).unflatten(0, (-1, 4))
+            teacher = linear(x.flip(0)).unflatten(0, (-1, 4)).mean(1).softmax(-1).to(dtype)
+            loss = fastaug.objective(logits, teacher, kernel=kernel).loss
+        assert loss.dtype == torch.float32
+        exact = literal_loss(logits.detach().double(), teacher.detach())
+        torch.testing.assert_close(loss.detach().double(), exact, rtol=1e-5, atol=0)
+        loss.backward()
+        assert linear.weight.grad.isfinite().all()
+
     def test_logits_that_are_no_block_of_memory(self, kernel: str) -> None:
         torch.manual_seed(0)
         base = torch.randn(7, 4, 6, requires_grad=True)
@@ -163,6 +179,29 @@ class TestCompile:
         with torch.no_grad():
             torch.testing.assert_close(compiled(x, y), step(x, y))
 
+    @pytest.mark.parametrize("kernel", [*KERNELS, "auto"])
+    @pytest.mark.parametrize("average", AVERAGES)
+    def test_soft_targets_without_a_graph_break(
+        self, kernel: str, average: str, linear: nn.Linear
+    ) -> None:
+        def step(x: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            logits, targets = linear(x).unflatten(0, (-1, 4)), teacher.softmax(-1)
+            return fastaug.objective(logits, targets, average=average, kernel=kernel)
+
+        torch.compiler.reset()
+        compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+        for images, dtype in ((3, torch.float32), (5, torch.float32), (3, torch.float64)):
+            x, _ = batch(images)
+            teacher = torch.randn(images, 7, dtype=dtype, requires_grad=True)
+            results = []
+            for run in (step, compiled):
+                linear.zero_grad()
+                found = run(x, teacher)
+                found[0].backward()
+                results.append((*found, linear.weight.grad.clone()))
+            torch.testing.assert_close(results[1], results[0])
+            assert teacher.grad is None
+
     def test_a_graph_knows_a_kernel_by_its_name(self) -> None:
         z, kernel = torch.randn(2, 3, 4), Mine()  # not the one that is registered
         compiled = torch.compile(
@@ -173,8 +212,8 @@ class TestCompile:
 
     def test_the_operator_keeps_torchs_rules(self) -> None:
         z, y = torch.randn(3, 4, 7), torch.tensor([0, 6, 3])
-        for need_grad in (True, False):
-            arguments = (z, y, "reference", "losses", 1.0, 0.1, need_grad)
+        for targets, need_grad in ((y, True), (y, False), (torch.rand(3, 7), True)):
+            arguments = (z, targets, "reference", "losses", 1.0, 0.1, need_grad)
             torch.library.opcheck(torch.ops.fastaug.value_and_grad.default, arguments)
 
 

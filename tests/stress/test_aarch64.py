@@ -29,11 +29,13 @@ def views(tmp_path_factory: pytest.TempPathFactory) -> arm.Program:
     return arm.Program("views.cpp", tmp_path_factory.mktemp("views"))
 
 
-@pytest.mark.parametrize("threads", [1, 3])
-def test_the_loss_passes_its_admission_check(objective: arm.Program, threads: int) -> None:
-    report = loss_admission.compare(arm.ArmKernel(objective, threads), CPU)
+@pytest.mark.parametrize(("threads", "soft"), [(1, False), (3, False), (1, True)])
+def test_the_loss_passes_its_admission_check(
+    objective: arm.Program, threads: int, soft: bool
+) -> None:
+    report = loss_admission.compare(arm.ArmKernel(objective, threads), CPU, soft=soft)
     assert report.admitted, report
-    assert report.cases >= 28
+    assert report.cases >= (12 if soft else 28)
 
 
 def test_the_views_pass_their_admission_check(views: arm.Program) -> None:

@@ -15,9 +15,12 @@ import fastaug
 from fastaug.config import TrainConfig
 
 
-def test_a_compiled_objective() -> None:
+@pytest.mark.parametrize("soft", [False, True])
+def test_a_compiled_objective(soft: bool) -> None:
     torch.manual_seed(0)
     linear, x, y = nn.Linear(10, 7), torch.randn(12, 10), torch.tensor([0, 6, 3])
+    if soft:
+        y = torch.rand(3, 7, dtype=torch.float16)
 
     def step(x: Tensor) -> Tensor:
         return fastaug.objective(linear(x).unflatten(0, (-1, 4)), y).loss

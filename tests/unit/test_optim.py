@@ -12,7 +12,7 @@ from torch import nn
 import fastaug
 from fastaug.config import TrainConfig
 from fastaug.engine.config import OptimConfig
-from fastaug.engine.optim import build_optimizer, learning_rate, load_optimizer
+from fastaug.engine.optim import build_optimizer, learning_rate, load_optimizer, rate_warning
 from fastaug.engine.parameter_groups import parameter_groups
 from fastaug.errors import ConfigError
 from fastaug.recipes import get_recipe
@@ -104,6 +104,22 @@ class TestOptimizer:
         assert [group["weight_decay"] for group in optimizer.param_groups] == [5e-4, 0.0]
         assert optimizer.defaults["momentum"] == 0.9
         assert optimizer.defaults["lr"] == 0.3
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_high"),
+    [
+        ({"optimizer": "adamw", "lr": 0.04}, True),
+        ({"optimizer": "adamw", "lr": 0.003}, False),
+        ({"optimizer": "sgd", "lr": 0.4}, False),
+        ({"optimizer": "lion", "lr": 0.01, "lr_scaling": "unique-images"}, True),
+    ],
+)
+def test_a_rate_of_sgd_is_high_for_others(settings: dict, is_high: bool) -> None:
+    config = TrainConfig.from_flat(**settings)
+    warning = rate_warning(config.optim, config.images_per_step)
+    assert bool(warning) == is_high
+    assert not is_high or settings["optimizer"] in warning
 
 
 class TestSchedules:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import nullgpu_client as gpu
 import pytest
 import torch
@@ -72,6 +74,23 @@ def test_a_step_never_waits(optimizer: str, changes: dict) -> None:
     records = gpu.records()[before:]
     assert len(gpu.selected("mark", name="/update", of=records)) == 5
     assert gpu.syncs(between=("update", "/update"), implicit=True, of=records) == []
+
+
+@pytest.mark.parametrize("optimizer", KINDS)
+@pytest.mark.parametrize(("first", "second"), [("cpu", "cuda"), ("cuda", "cpu"), ("cuda", "cuda")])
+def test_a_state_continues_on_any_device(optimizer: str, first: str, second: str) -> None:
+    """Also if it is read when the host does not know yet that the last step was skipped."""
+    whole = build_learner(config_of(optimizer))
+    train(whole, 6, (3,))
+    stopped, resumed = (
+        build_learner(config_of(optimizer), first),
+        build_learner(whole.config, second),
+    )
+    train(stopped, 4, (3,))
+    resumed.load_state_dict(copy.deepcopy(stopped.state_dict()))
+    for step in (4, 5):
+        take_step(resumed, step)
+    assert differing(flat_state(resumed), flat_state(whole)) == []
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "adamw"])
