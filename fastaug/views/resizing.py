@@ -36,7 +36,8 @@ def size_of_epoch(config: ViewConfig, epoch: int, epochs: int) -> int:
 
 def sizes_of_training(config: ViewConfig, epochs: int) -> list[int]:
     """All sizes of the views in a training, in ascending order; the last one is --size."""
-    return sorted({size_of_epoch(config, epoch, epochs) for epoch in range(epochs)})
+    growing = range(growing_epochs(config, epochs))
+    return sorted({*(size_of_epoch(config, epoch, epochs) for epoch in growing), config.size})
 
 
 @lru_cache(maxsize=64)  # the torch loader asks for every batch
