@@ -17,7 +17,7 @@ Order = Literal["images", "views"]
 
 
 class MultiViewLoss(nn.Module):
-    """logits: [B*K, C], targets: [B] int64 -> the training loss, a scalar.
+    """logits: [B*K, C], targets: [B] int64, or [B, C] if soft -> the training loss, a scalar.
 
     The same as `objective(logits.unflatten(0, (-1, K)), targets, ...).loss`.
 
