@@ -83,6 +83,9 @@ def _run_on(
     need_mean: bool,
 ) -> tuple[Tensor | None, Tensor, Tensor, Tensor | None]:
     """mean, nll, kl, grad. One function, because each Python call counts in a small batch."""
+    given, soft = logits.dtype, targets is not None and targets.ndim == 2
+    if soft:  # compiled only for fp32
+        logits = logits.detach().float()
     images, views, classes = logits.shape
     image_stride, view_stride, class_stride = logits.stride()
     if class_stride != 1:
@@ -96,9 +99,7 @@ def _run_on(
     if need_grad:  # empty_like is faster than new_empty, and keeps the order of strides
         dense = logits.is_contiguous()
         grad = torch.empty_like(logits) if dense else logits.new_empty(logits.shape)
-    soft = False
     if targets is not None:
-        soft = targets.ndim == 2
         targets = (targets.float() if soft else targets).contiguous()
     library, openmp = _library()
     wrong = library(
@@ -126,6 +127,8 @@ def _run_on(
     if wrong >= 0:
         assert targets is not None
         raise wrong_target(wrong, int(targets[wrong]), classes)
+    if soft and grad is not None:
+        grad = grad.to(given)
     return mean, nll, kl, grad
 
 

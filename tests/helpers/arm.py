@@ -100,10 +100,12 @@ class ArmKernel(NativeKernel):
         need_mean: bool,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         images, views, classes = logits.shape
-        dtype = list(DTYPES).index(logits.dtype)
         if targets is None:
             targets = torch.zeros(images, dtype=torch.int64)
-        soft = targets.ndim == 2
+        given, soft = logits.dtype, targets.ndim == 2
+        if soft:  # compiled only for fp32
+            logits = logits.float()
+        dtype = list(DTYPES).index(logits.dtype)
         numbers = (images, views, classes, self._threads, need_mean, soft)
         found = self._program(
             _ints(dtype, average_code(average), *numbers),
@@ -118,7 +120,7 @@ class ArmKernel(NativeKernel):
         grad = torch.empty(logits.shape, dtype=logits.dtype)
         if grad.numel():
             grad = torch.frombuffer(bytearray(found[end:]), dtype=logits.dtype).view(logits.shape)
-        return mean[0], nll, kl, grad
+        return mean[0], nll, kl, grad.to(given)
 
 
 class ArmViews(NativeViews):

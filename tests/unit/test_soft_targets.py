@@ -278,6 +278,16 @@ def test_unlabeled_images_have_only_the_regularizer() -> None:
     torch.testing.assert_close(grad, kl_grad, rtol=1e-5, atol=1e-8)
 
 
+@pytest.mark.parametrize("order", ["images", "views"])
+def test_as_a_module(order: str) -> None:
+    torch.manual_seed(0)
+    z, targets = make("any sum", 3, 4, 10)
+    flat = z.flatten(0, 1) if order == "images" else z.transpose(0, 1).flatten(0, 1)
+    loss = fastaug.MultiViewLoss(4, order=order, average="probs")(flat, targets)
+    nll, kl, _ = literal_terms(z, targets, "probs", 1.0, 0.0)
+    torch.testing.assert_close(loss, (nll + kl).mean(), rtol=1e-9, atol=1e-11)
+
+
 @pytest.mark.parametrize(
     ("targets", "message"),
     [
