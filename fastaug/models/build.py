@@ -15,7 +15,7 @@ from fastaug.models.resnet18 import ResNet18
 from fastaug.models.timm_models import build_timm, make_standardized_weights_contiguous
 from fastaug.models.wrn import WideResNet
 
-WRN_NAME = re.compile(r"wrn-(\d+)-(\d+)")
+WRN_NAME = re.compile(r"wrn-(\d{1,4})-(\d{1,4})")
 SUGGESTIONS = ("wrn-16-4", "wrn-16-8", "wrn-16-16", "wrn-22-4", "wrn-28-4", *TIMM_NAMES, "resnet18")
 
 

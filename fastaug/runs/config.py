@@ -17,9 +17,9 @@ class RunConfig(Settings):
     """The run: device, precision, run folder, checkpoints, logging."""
 
     recipe: str = ""
-    """Named set of defaults for all other flags: one for each experiment of the paper, and small
-    versions for a CPU; --list-recipes shows them. Default: shapes on the built-in data set, none on
-    other data."""
+    """Named set of defaults for all other flags: one for each experiment of the paper, small
+    versions for a CPU, and finetune; --list-recipes shows them. Default: shapes on the built-in
+    data set, none on other data."""
     seed: int = setting(0, at_least=0, below=2**32)
     """Seed of the initial weights, the image order, the views and dropout."""
     device: str = setting("auto", free_on_resume=True)

@@ -92,9 +92,7 @@ def _as_bytes(weights: dict[str, Tensor], metadata: dict[str, str]) -> bytes:
 def model_from_checkpoint(state: dict[str, Any]) -> nn.Module:
     """Network of a loaded checkpoint with its evaluated weights, on the CPU."""
     config = TrainConfig.from_saved(state["config"])
-    model = build_configured_model(config.model, len(state["classes"]), config.view.size)
-    model.load_state_dict(evaluated_weights(state))
-    return model
+    return _with_weights(config, len(state["classes"]), evaluated_weights(state), "the checkpoint")
 
 
 def model_from_safetensors(path: str | Path) -> TrainedModel:
@@ -106,17 +104,28 @@ def model_from_safetensors(path: str | Path) -> TrainedModel:
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path}: cannot be read as safetensors ({error})") from error
     config, classes = read_metadata(metadata, str(path))
-    if not any(len(classes) in weight.shape for weight in weights.values()):
-        # Before a network with as many outputs as somebody may claim is built.
-        raise CheckpointError(
-            f"{path}: not the weights of a {config.model.model} with {len(classes):,} classes"
-        )
-    model = build_configured_model(config.model, len(classes), config.view.size)
-    try:
-        model.load_state_dict(weights)
-    except RuntimeError as error:  # its message has a line for each name and shape
-        raise CheckpointError(f"{path}: not the weights of a {config.model.model}") from error
+    model = _with_weights(config, len(classes), weights, str(path))
     return TrainedModel(model.eval(), classes, config)
+
+
+def _with_weights(
+    config: TrainConfig, classes: int, weights: Mapping[str, Tensor], path: str
+) -> nn.Module:
+    """The network that the settings name with these weights."""
+    arguments = (config.model, classes, config.view.size)
+    # First without memory, of which a file may claim any amount.
+    try:
+        with torch.device("meta"):
+            expected = build_configured_model(*arguments).state_dict()
+    except ConfigError as error:
+        raise CheckpointError(f"{path}: its network cannot be built: {error!s:.200}") from error
+    if {n: w.shape for n, w in expected.items()} != {n: w.shape for n, w in weights.items()}:
+        raise CheckpointError(
+            f"{path}: not the weights of a {config.model.model} with {classes:,} classes"
+        )
+    model = build_configured_model(*arguments)
+    model.load_state_dict(weights)
+    return model
 
 
 def read_metadata(metadata: Mapping[str, str], path: str) -> tuple[TrainConfig, tuple[str, ...]]:

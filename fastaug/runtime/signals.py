@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as requests to stop, which the training loop checks when it can save."""
+"""Ctrl-C, SIGTERM and SIGUSR1 as requests to stop, which training checks when it can save."""
 
 from __future__ import annotations
 
@@ -7,6 +7,11 @@ import signal
 from contextlib import suppress
 from types import FrameType
 from typing import Any
+
+# Clusters send SIGUSR1 before a time limit; Windows does not have it.
+STOP_SIGNALS = tuple(
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name)
+)
 
 
 class TrainingInterruptedError(Exception):
@@ -26,7 +31,7 @@ class StopSignals:
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> StopSignals:
-        for signum in (signal.SIGINT, signal.SIGTERM):
+        for signum in STOP_SIGNALS:
             self._previous[signum] = signal.signal(signum, self._record)
         return self
 

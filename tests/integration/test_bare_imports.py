@@ -47,11 +47,13 @@ class TestOnlyTorchAndNumpy:
             for grad in logits.grad[:, 0].tolist():
                 print([round(value * 24, 4) for value in grad])
             print(fastaug.pairwise_kl(torch.zeros(2, 3, 4)).tolist())
+            loss = fastaug.MultiViewLoss(views=3)(torch.zeros(6, 4), torch.tensor([1, 2]))
+            print(round(loss.exp().item(), 4))
         """
         result = run(script, bare, compiled_cache)
         assert result.returncode == 0, result.stderr
         # (p - y) / (images * views), p = 1/4
-        expected = ["[1.0, -3.0, 1.0, 1.0]", "[1.0, 1.0, -3.0, 1.0]", "[0.0, 0.0]"]
+        expected = ["[1.0, -3.0, 1.0, 1.0]", "[1.0, 1.0, -3.0, 1.0]", "[0.0, 0.0]", "4.0"]
         assert result.stdout.splitlines() == expected
 
     @pytest.mark.parametrize("augment", ["crop-flip", "randaugment"])

@@ -435,6 +435,8 @@ class TestErrors:
             ("config", '{"normalize": [[], 1]}'),
             ("config", '{"size": 1000000}'),
             ("config", '{"model": "wrn-10-1", "unheard": 1}'),
+            ("config", '{"model": "wrn-10-9999"}'),  # 3 TB of weights
+            ("config", json.dumps({"model": f"wrn-{'9' * 5000}-1"})),
         ],
     )
     def test_metadata_of_strangers(self, tiny: Tiny, tmp_path: Path, key: str, value: str) -> None:

@@ -25,7 +25,7 @@ from fastaug.runtime.signals import StopSignals, TrainingInterruptedError
 FORK = multiprocessing.get_context("fork")
 LONG = 60
 """Seconds that no test takes."""
-SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
+SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 138)]
 
 
 @pytest.mark.parametrize(("signum", "code"), SIGNALS)
@@ -101,6 +101,7 @@ def end_by(process: Any, *signals: int) -> int | None:
         ((signal.SIGINT, signal.SIGINT), 130),
         ((signal.SIGTERM, signal.SIGTERM), 143),
         ((signal.SIGINT, signal.SIGTERM), 143),
+        ((signal.SIGUSR1, signal.SIGUSR1), 138),
     ],
 )
 def test_the_second_signal_ends_a_long_step(signals: tuple[int, ...], code: int) -> None:
