@@ -9,22 +9,17 @@ from pathlib import Path
 from fastaug import cli
 from fastaug.config import TrainConfig
 from fastaug.engine.dry_run import dry_run
-from fastaug.engine.parameter_groups import freeze
+from fastaug.engine.preflight import check_before_start
 from fastaug.engine.trainer import Trainer
 from fastaug.errors import ConfigError
-from fastaug.models.build import check_configured_model
 from fastaug.recipes import recipe_rows
-from fastaug.runs.config_file import as_yaml
 from fastaug.runs.console import show_table
 from fastaug.runs.defaults import check_code, defaults
-from fastaug.runs.folder import check_unused, check_writable
-from fastaug.runs.loggers.open import make_loggers
 from fastaug.runs.resume import new_run_folder
 from fastaug.runtime.distributed import Group
 from fastaug.runtime.signals import TrainingInterruptedError
 from fastaug.runtime.torchrun import join_process_group
 from fastaug.urls import absolute_data
-from fastaug.views.resizing import sizes_of_training
 
 PROG = "python -m fastaug.train"
 SWITCHES = {
@@ -41,8 +36,7 @@ def main(args: Sequence[str]) -> int:
         return 0
     with join_process_group() as group:
         if "--print-config" in args:
-            config, _ = group.from_first(lambda: read_settings(args))
-            print(as_yaml(config) if group.is_first else "", end="")
+            print_config(args, group)
             return 0
         config, checkpoint = group.from_first(lambda: configure(args, group))
         if "--dry-run" in args:
@@ -53,6 +47,13 @@ def main(args: Sequence[str]) -> int:
         except TrainingInterruptedError as interrupted:
             return interrupted.exit_code
     return 0
+
+
+def print_config(args: Sequence[str], group: Group) -> None:
+    from fastaug.runs.config_file import as_yaml  # PyYAML takes 10 ms of every start
+
+    config, _ = group.from_first(lambda: read_settings(args))
+    print(as_yaml(config) if group.is_first else "", end="")
 
 
 def read_settings(args: Sequence[str]) -> tuple[TrainConfig, Path | None]:
@@ -78,7 +79,8 @@ def read_settings(args: Sequence[str]) -> tuple[TrainConfig, Path | None]:
         follow_weights=checkpoint is None,
         fixed=file.settings if file else (),
     )
-    check_code(config, cli.peek(args, "kernel", "log"), checkpoint or file)
+    source = checkpoint or (None if file is None else file.path)
+    check_code(config, cli.peek(args, "kernel", "log"), source)
     return config, checkpoint
 
 
@@ -87,15 +89,7 @@ def configure(args: Sequence[str], group: Group | None = None) -> tuple[TrainCon
     config, checkpoint = read_settings(args)
     config.images_per_part(1 if group is None else group.ranks)
     folder = Path(config.run.out or new_run_folder(config)).expanduser()
-    # Before a large data set is scanned and kernels are compiled.
-    check_writable(folder)
-    if checkpoint is None:
-        check_unused(folder)
-    model = check_configured_model(
-        config.model, sizes_of_training(config.view, config.optim.epochs)
-    )
-    freeze(model, config.optim.freeze)  # checks the names
-    make_loggers(config.run.log)
+    check_before_start(config, folder, is_new=checkpoint is None)
     data = absolute_data(config.data.data)
     weights = config.model.weights and str(Path(config.model.weights).expanduser().absolute())
     return config.replace(data=data, weights=weights, out=str(folder)), checkpoint

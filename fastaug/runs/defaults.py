@@ -5,14 +5,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fastaug.config import TrainConfig
 from fastaug.errors import ConfigError, suggest
 from fastaug.recipes import RECIPES, default_recipe, get_recipe
 from fastaug.runs.checkpoint import load_checkpoint
-from fastaug.runs.config_file import ConfigFile, short
 from fastaug.runs.resume import find_checkpoint, restarted_checkpoint, run_of
 from fastaug.settings import flag
+
+if TYPE_CHECKING:
+    from fastaug.runs.config_file import ConfigFile
 
 
 def defaults(
@@ -22,8 +25,11 @@ def defaults(
 
     The arguments are the values of the flags, "" if absent.
     """
-    file = ConfigFile(config) if config else None
-    if file is not None:
+    file = None
+    if config:
+        from fastaug.runs.config_file import ConfigFile  # PyYAML takes 10 ms of every start
+
+        file = ConfigFile(config)
         resume, out = resume or file.text("resume"), out or file.text("out")
         data = data or file.text("data")
         if file.ignored:
@@ -60,25 +66,22 @@ def _recipe_name(recipe: str, data: str, file: ConfigFile | None) -> str:
     if file.has_all_settings:
         return ""
     if named and named not in RECIPES:
-        raise file.error(f"no recipe {short(named)}: {suggest(named[:50], RECIPES)}")
+        raise file.error(f"no recipe {named[:50]!r}: {suggest(named[:50], RECIPES)}")
     return recipe or named or default_recipe(data)
 
 
-def check_code(
-    config: TrainConfig, given: Mapping[str, str], source: Path | ConfigFile | None
-) -> None:
+def check_code(config: TrainConfig, given: Mapping[str, str], source: Path | None) -> None:
     """Refuse to import what a checkpoint or a config file names: it must be given as a flag.
 
-    given: the flags --kernel and --log, "" if absent.
+    given: the flags --kernel and --log, "" if absent. source: the checkpoint or the file.
     """
     if source is None:
         return
-    path = source.path if isinstance(source, ConfigFile) else source
     names = {"kernel": [config.loss.kernel], "log": list(config.run.log)}
     for name, values in names.items():
         if code := [value for value in values if ":" in value and not given[name]]:
             raise ConfigError(
-                f"{path}: has your own {flag(name)} {' '.join(code)}, which is code: to run it, "
+                f"{source}: has your own {flag(name)} {' '.join(code)}, which is code: to run it, "
                 f"give {flag(name)} {' '.join(values)}; or choose another"
             )
 

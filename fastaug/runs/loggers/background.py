@@ -51,6 +51,7 @@ class BackgroundLogger:
             self._summary, self._is_closing = summary, True
             self._changed.notify()
         self._thread.join(self._CLOSING)
+        self._has_failed = True  # nothing is printed after the end
         if left := self._lost + len(self._calls):
             self._say(
                 f"warning: --log {self._name}: {left:,} records were not logged; metrics.jsonl has "

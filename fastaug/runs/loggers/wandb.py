@@ -19,9 +19,10 @@ class WandbLogger:
         import wandb
 
         self._wandb = wandb
-        # Else wandb.init would ask for a key, in a thread and behind a progress bar.
+        # Else wandb.init would ask for a key, in a thread and behind a progress bar. Not verified:
+        # a run must also start, or be started again, while the server cannot be reached.
         is_online = wandb.setup().settings.mode in ("online", "shared")
-        if is_online and not wandb.login(prompt=False):
+        if is_online and not wandb.login(prompt=False, verify=False):
             raise ConfigError(
                 "--log wandb: not logged in; run wandb login, or set WANDB_API_KEY, or "
                 "WANDB_MODE=offline to upload later with wandb sync"
