@@ -17,6 +17,7 @@ from typing import Any
 from fastaug.config import TrainConfig, setting_owners
 from fastaug.errors import FastaugError
 from fastaug.recipes import get_recipe
+from fastaug.runs.initial_weights import FOLLOWED
 from fastaug.runtime.signals import TrainingInterruptedError
 from fastaug.settings import flag, switch, typed
 
@@ -39,13 +40,15 @@ class RunRejectedError(FastaugError):
 
 
 def train_flags(config: TrainConfig, folder: Path) -> list[str]:
-    """Flags of fastaug.train: the recipe and the settings that differ from it. --resume auto
-    continues an earlier attempt."""
+    """Flags of fastaug.train: the recipe, the settings that differ from it, and those that would
+    follow the weights. --resume auto continues an earlier attempt."""
     recipe = get_recipe(config.run.recipe)
+    followed = FOLLOWED if config.model.weights or config.model.pretrained else ()
     flags = ["--recipe", config.run.recipe]
     for name in setting_owners():
         value = config.get(name)
-        if name in ("recipe", "out", "resume") or value == recipe.get(name):
+        is_default = value == recipe.get(name) and name not in followed
+        if is_default or name in ("recipe", "out", "resume"):
             continue
         if isinstance(value, bool):
             flags.append(switch(name, value))

@@ -29,7 +29,7 @@ from fastaug.runtime.device import memory_bound
 
 _WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model_state_dict", "model")
 """Keys under which training programs save a state dict; a moving average comes first."""
-_FOLLOWED = ("model", "normalize", "interpolation", "antialias")
+FOLLOWED = ("model", "normalize", "interpolation", "antialias")
 """Settings of a fastaug run that are the defaults of one that starts from its weights."""
 
 
@@ -152,7 +152,7 @@ def _read_safetensors(path: Path) -> InitialWeights:
 
 def _settings_in(saved: Mapping[str, Any]) -> dict[str, Any]:
     config = TrainConfig.from_saved(saved)
-    return {name: config.get(name) for name in _FOLLOWED}
+    return {name: config.get(name) for name in FOLLOWED}
 
 
 def _unwrapped(path: Path, state: Any, size: int) -> dict[str, Tensor]:
