@@ -19,7 +19,7 @@ from fastaug.data.sources import DataSource
 
 def main(args=None):
     parser = argparse.ArgumentParser()
-    parser.add_argument("--data", default="shapes")
+    parser.add_argument("--data", default="shapes", help="as for fastaug.train")
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--mixed-precision", default="no", choices=("no", "bf16", "fp16"))

@@ -51,14 +51,15 @@ class MultiViewTrainer(transformers.Trainer):
 
 def main(args=None):
     parser = argparse.ArgumentParser()
-    parser.add_argument("--data", default=None)
-    parser.add_argument("--views", type=int, default=4)
+    parser.add_argument("--data", help="has train/CLASS/*.jpg and test/CLASS/*.jpg")
+    parser.add_argument("--test", default="test", help="the folder of the test images, such as val")
+    parser.add_argument("--views", type=int, default=4, help="views of an image")
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--images", type=int, default=52, help="images in a batch of a device")
     parser.add_argument("--bf16", action="store_true")
     args = parser.parse_args(args)
     data = args.data or ensure_shapes()
-    train, test = Photos(f"{data}/train"), Photos(f"{data}/test")
+    train, test = Photos(f"{data}/train"), Photos(f"{data}/{args.test}")
     collator = Collator(views=args.views, size=32, crop_area=(0.5, 1))
     network = transformers.ResNetConfig(
         embedding_size=16,

@@ -53,7 +53,7 @@ class MultiViewClassifier(lightning.LightningModule):
 
 def main(args=None):
     parser = argparse.ArgumentParser()
-    parser.add_argument("--data", default="shapes")
+    parser.add_argument("--data", default="shapes", help="as for fastaug.train")
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--batch-size", type=int, default=128, help="views of a step on all ranks")
     parser.add_argument("--bf16", action="store_true")

@@ -42,9 +42,10 @@ class CollateViews:
 
 def main(args=None):
     parser = argparse.ArgumentParser()
-    parser.add_argument("--data", default=None)
-    parser.add_argument("--views", type=int, default=4)
-    parser.add_argument("--size", type=int, default=24)
+    parser.add_argument("--data", help="has train/CLASS/*.jpg and test/CLASS/*.jpg")
+    parser.add_argument("--test", default="test", help="the folder of the test images, such as val")
+    parser.add_argument("--views", type=int, default=4, help="views of an image")
+    parser.add_argument("--size", type=int, default=24, help="side of a view")
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--images", type=int, default=32, help="images in a batch")
     parser.add_argument("--bf16", action="store_true", help="autocast to bfloat16")
@@ -52,7 +53,7 @@ def main(args=None):
     data = args.data or ensure_shapes()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
-    train, test = Photos(f"{data}/train"), Photos(f"{data}/test")
+    train, test = Photos(f"{data}/train"), Photos(f"{data}/{args.test}")
     collate = CollateViews(views=args.views, size=args.size, crop_area=(0.5, 1))
     center = CollateViews(views=1, size=args.size, augment="none")
     options = {"batch_size": args.images, "num_workers": 2, "pin_memory": device.type == "cuda"}

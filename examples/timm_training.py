@@ -24,18 +24,19 @@ from fastaug.data.shapes import ensure_shapes
 
 def main(args=None):
     parser = argparse.ArgumentParser()
-    parser.add_argument("--data", default=None)
+    parser.add_argument("--data", help="has train/CLASS/*.jpg and test/CLASS/*.jpg")
+    parser.add_argument("--test", default="test", help="the folder of the test images, such as val")
     parser.add_argument("--model", default="test_resnet")
     parser.add_argument("--pretrained", action="store_true")
-    parser.add_argument("--splits", type=int, default=3)
-    parser.add_argument("--size", type=int, default=64)
+    parser.add_argument("--splits", type=int, default=3, help="views of an image")
+    parser.add_argument("--size", type=int, default=64, help="side of a view")
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--images", type=int, default=32, help="images in a batch")
     args = parser.parse_args(args)
     data = args.data or ensure_shapes()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
-    train, test = ImageDataset(f"{data}/train"), ImageDataset(f"{data}/test")
+    train, test = ImageDataset(f"{data}/train"), ImageDataset(f"{data}/{args.test}")
     classes = len(train.reader.class_to_idx)
     model = timm.create_model(args.model, pretrained=args.pretrained, num_classes=classes)
     model.to(device)
