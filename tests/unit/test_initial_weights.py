@@ -29,6 +29,7 @@ from fastaug.runs.initial_weights import read_initial_weights, settings_of_weigh
 
 CLASSES = 7
 NAMES = tuple("abcdefg")
+ONE = torch.ones((), dtype=torch.int64)
 
 
 def configured(weights: Path, model: str = f"timm/{NAME}", **changes: Any) -> TrainConfig:
@@ -167,6 +168,36 @@ def test_another_architecture_is_refused_with_counts(tmp_path: Path) -> None:
     counts = [sum(v.numel() for v in some.values()) for some in (fitting, body)]
     with raises(CheckpointError, f"timm/resnet18 {counts[0]:,} {counts[1]:,}"):
         loaded(path, "timm/resnet18")
+
+
+@pytest.mark.parametrize("prefix", ["", "module.model."])
+def test_a_larger_network_of_the_family_is_refused_with_counts(prefix: str, tmp_path: Path) -> None:
+    """ResNet-34 has all weights of ResNet-18, and as many again."""
+    theirs = timm.create_model("resnet34").state_dict()
+    torch.save(prefixed(prefix)(theirs), tmp_path / "w.pt")
+    own = timm.create_model("resnet18").state_dict()
+    assert own.keys() < theirs.keys()
+    body = {
+        name: value.numel()
+        for name, value in theirs.items()
+        if not name.startswith("fc.") and value.is_floating_point()
+    }
+    extra = sum(count for name, count in body.items() if name not in own)
+    with raises(CheckpointError, f"timm/resnet18 {extra:,} {sum(body.values()):,} --model"):
+        loaded(tmp_path / "w.pt", "timm/resnet18")
+
+
+def test_further_modules_in_the_file_do_not_matter(oracle: nn.Module, tmp_path: Path) -> None:
+    state = dict(oracle.state_dict())
+    extras = {f"ema.module.{name}": value + 1 for name, value in state.items()}
+    extras |= {"head_dist.weight": torch.ones(1000, 96), "aux.conv.weight": torch.ones(10**6)}
+    extras |= {"fc_teacher.weight": torch.ones(1000, 96), "decoder.0.weight": torch.ones(10**6)}
+    extras |= {"layer1.0.attn_mask": torch.ones(64), "layer1.0.bn9.num_batches_tracked": ONE}
+    extras |= {"layer1.0.relative_position_index": torch.ones(10**6, dtype=torch.int64)}
+    torch.save({**extras, **state}, tmp_path / "w.pt")
+    network, report = loaded(tmp_path / "w.pt")
+    check_equal(network, oracle)
+    assert [line for line in report if f"and {len(extras) - 3:,} more" in line]
 
 
 @pytest.mark.parametrize("model", ["wrn-10-1", "resnet18", "timm/vit_tiny_patch16_224"])
