@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import pickle
+import re
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -338,7 +339,7 @@ def test_no_such_file(tmp_path: Path) -> None:
     for name in ("missing.pt", "pipe.pt"):
         with raises(ConfigError, f"--weights {tmp_path / name} safetensors"):
             read_initial_weights(configured(tmp_path / name))
-    with raises(FastaugError, f"{tmp_path}"):
+    with raises(FastaugError, f"--weights {tmp_path} safetensors"):
         read_initial_weights(configured(tmp_path))
 
 
@@ -363,6 +364,15 @@ def test_timm_s_nfnet_has_the_weights_of_ours() -> None:
 def test_models_without_published_weights(model: str) -> None:
     with raises(ConfigError, model):
         pretrained_weights(model, 32)
+
+
+@pytest.mark.parametrize("model", ["wrn-16-4", "resnet18", "nf_resnet50"])
+def test_only_models_that_timm_has_are_suggested(model: str) -> None:
+    with raises(ConfigError) as caught:
+        pretrained_weights(model, 32)
+    (named,) = re.findall(r"timm/([\w-]+)", str(caught.value))
+    assert named in {*timm.list_models(), "NAME"}
+    assert (named == model) == (model in timm.list_models())
 
 
 def test_timm_s_nf_resnet_is_another_network() -> None:
