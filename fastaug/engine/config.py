@@ -33,7 +33,8 @@ class OptimConfig(Settings):
     head_lr: float = setting(0.0, at_least=0)
     """Peak learning rate of the classifier, before --lr-scaling; 0: as --lr."""
     layer_decay: float = setting(1.0, at_least=0, at_most=1)
-    """The learning rate is multiplied by this for each layer further from the classifier; 1: off."""
+    """The learning rate is multiplied by this for each layer further from the classifier; 1:
+    off."""
     schedule: Literal["halving", "cosine", "constant"] = "cosine"
     """Learning-rate schedule, after the warm-up. halving: constant for half of the steps, then
     halved ten times at equal distances."""

@@ -17,6 +17,8 @@ NEEDED_SHARE = 0.9
 convolutions of a ResNet-50 also fit into a ResNet-18: half of its weights, in most of its layers.
 Files of the same network miss less than 1%. The network must also have this share of the file's
 weights: those of a ResNet-18 are in every ResNet-34."""
+REPLACED = "replaced"
+"""Begins the line of the report about a head that is new."""
 _PREFIXES = ("module.", "_orig_mod.", "model.", "net.")
 """Added to names by DDP, torch.compile, and the modules that contain a network."""
 
@@ -65,7 +67,7 @@ class WeightMatch:
     def report(self) -> list[str]:
         """A line for each kind of weight that was not simply loaded."""
         kinds = {
-            "replaced": self.replaced,
+            REPLACED: self.replaced,
             "other shape, starts from random values": self.misshapen,
             "not in the file, starts from random values": self.missing,
             "in the file, not in the network": self.unused,
