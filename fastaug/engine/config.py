@@ -75,7 +75,7 @@ class OptimConfig(Settings):
     weights. Added to the gradient in the others, and to the update in lamb."""
     freeze: tuple[str, ...] = ()
     """Parameters that are not trained: names of modules or parameters, a number of stages from the
-    input (1: the stem), or backbone: all but the classifier."""
+    input (1: the stem; those of a ViT are its blocks), or backbone: all but the classifier."""
     clip_norm: float = setting(0.0, at_least=0)
     """Clip the gradient of a step to this L2 norm; 0: off."""
     clip_value: float = setting(0.0, at_least=0)

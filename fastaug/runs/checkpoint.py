@@ -108,7 +108,9 @@ def checkpoint_file(named: str) -> Path:
             f"{path}: not a run folder, but it contains some; name one of them, the newest first: "
             f"{few(runs)}"
         )
-    raise CheckpointError(f"{path}: not a run folder: it has neither best.pt nor last.pt; name one")
+    raise CheckpointError(
+        f"{path}: not a run folder: it has neither best.pt nor last.pt; name another"
+    )
 
 
 def _content(path: Path) -> bytes:

@@ -116,7 +116,7 @@ def _existing_file(named: str) -> Path:
         path = checkpoint_file(named)
     except CheckpointError as error:
         raise CheckpointError(
-            f"--weights {error}; it also takes a .safetensors file, or a state dict ({_ENDINGS})"
+            f"--weights {error}; or give a .safetensors file or a state dict ({_ENDINGS})"
         ) from error
     if not path.is_file():  # reading a pipe may block, and a device may have no end
         raise ConfigError(
