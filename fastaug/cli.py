@@ -154,8 +154,14 @@ def parse_training(
     if not found:
         return config
     config = parse_with(default=default.replace(**found))
-    followed = {name: value for name, value in found.items() if config.get(name) == value}
-    log.info("from the weights: %s", " ".join(_as_typed(*item) for item in followed.items()))
+    given = {word.partition("=")[0].replace("_", "-") for word in args}
+    followed = {
+        name: value
+        for name, value in found.items()
+        if given.isdisjoint((flag(name), switch(name, False)))
+    }
+    if followed:
+        log.info("from the weights: %s", " ".join(_as_typed(*item) for item in followed.items()))
     return config
 
 

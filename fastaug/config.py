@@ -147,7 +147,8 @@ class TrainConfig:
     def differences(self, other: TrainConfig, *, ignore: Collection[str] = ()) -> list[str]:
         """The settings that a resumed run must keep and that differ, with both values."""
         return [
-            f"{flag(name)} {typed(self.get(name))} (here: {typed(other.get(name))})"
+            f"{flag(name)} {typed(self.get(name)) or 'not given'} "
+            f"(here: {typed(other.get(name)) or 'not given'})"
             for name in setting_owners()
             if name not in free_on_resume()
             and name not in ignore

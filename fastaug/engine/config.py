@@ -33,8 +33,8 @@ class OptimConfig(Settings):
     head_lr: float = setting(0.0, at_least=0)
     """Peak learning rate of the classifier, before --lr-scaling; 0: as --lr."""
     layer_decay: float = setting(1.0, at_least=0, at_most=1)
-    """Layer-wise learning rates: each layer has this times the rate of the next one; the classifier
-    has --lr. 1: off."""
+    """The learning rate is multiplied by this for each layer further from the classifier; 1:
+    off."""
     schedule: Literal["halving", "cosine", "constant"] = "cosine"
     """Learning-rate schedule, after the warm-up. halving: constant for half of the steps, then
     halved ten times at equal distances."""
@@ -65,17 +65,17 @@ class OptimConfig(Settings):
     nesterov: bool = False
     """Nesterov momentum in sgd, sgdw, apex, lars and muon."""
     betas: tuple[float, ...] = ()
-    """The two averaging factors of adam, adamw, nadamw, radam, adamax, adopt, lamb, lion and muon;
-    not given: the optimizer's own."""
+    """The two betas (decay rates of the moment estimates) of adam, adamw, nadamw, radam, adamax,
+    adopt, lamb, lion and muon; not given: the optimizer's own."""
     eps: float = setting(0.0, at_least=0)
-    """Epsilon of optimizers that divide by a mean square or a norm; 0: the optimizer's own."""
+    """Epsilon in the denominator of adaptive optimizers; 0: the optimizer's own."""
     weight_decay: float = setting(5e-4, at_least=0)
     """Weight decay; none on biases, gains, norms and SkipInit scalars. Decoupled from the gradient
     in adamw, nadamw, sgdw, lion, muon and adafactor: times the learning rate, subtracted from the
     weights. Added to the gradient in the others, and to the update in lamb."""
     freeze: tuple[str, ...] = ()
     """Parameters that are not trained: names of modules or parameters, a number of stages from the
-    input (1: the stem), or backbone: all but the classifier."""
+    input (1: the stem; those of a ViT are its blocks), or backbone: all but the classifier."""
     clip_norm: float = setting(0.0, at_least=0)
     """Clip the gradient of a step to this L2 norm; 0: off."""
     clip_value: float = setting(0.0, at_least=0)

@@ -72,16 +72,6 @@ def _timm_optimizer(groups: list[dict], config: OptimConfig) -> torch.optim.Opti
     return create_optimizer_v2(groups, name, lr=config.lr or 1.0, **settings)
 
 
-def rate_warning(config: OptimConfig, images_per_step: int) -> str:
-    """A warning if the rate looks like SGD's and the optimizer is another one, or ""."""
-    peak = _peak(config, images_per_step)
-    if config.optimizer in ("sgd", "sgdw", "lars", "apex") or peak <= 0.02:
-        return ""
-    return (
-        f"warning: --lr {peak:g} is high for --optimizer {config.optimizer}; usual: 0.0001 to 0.003"
-    )
-
-
 def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     """Load a state_dict. Its tensors may have the strides of an earlier version's weights; torch's
     fused optimizers read weights and state in the order of their memory."""
@@ -101,7 +91,7 @@ def learning_rate(
     update: int, steps_per_epoch: int, config: OptimConfig, images_per_step: int
 ) -> float:
     """The rate of update number `update` (from 0) of epochs * steps_per_epoch."""
-    peak = _peak(config, images_per_step)
+    peak = peak_rate(config, images_per_step)
     total = config.epochs * steps_per_epoch
     warmup = config.warmup_epochs * steps_per_epoch
     if update < warmup:
@@ -115,7 +105,8 @@ def learning_rate(
     return peak * _cosine((update - warmup) / (total - warmup))
 
 
-def _peak(config: OptimConfig, images_per_step: int) -> float:
+def peak_rate(config: OptimConfig, images_per_step: int) -> float:
+    """--lr after --lr-scaling."""
     return config.lr * (images_per_step if config.lr_scaling == "unique-images" else 1)
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from difflib import get_close_matches
 from types import MethodType
 from typing import Any, NamedTuple, cast
@@ -12,7 +13,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fastaug.engine.config import OptimConfig
-from fastaug.errors import ConfigError
+from fastaug.errors import ConfigError, few
 from fastaug.models.head import head_parameters
 
 BACKBONE = "backbone"
@@ -27,10 +28,14 @@ class Frozen(NamedTuple):
     total: int
     names: tuple[str, ...]
     """As they were given."""
+    modules: tuple[str, ...]
+    """Modules and parameters that are frozen as a whole."""
 
     def __str__(self) -> str:
         what = " ".join(self.names)
         what = f"{what} stage{'s' * (what != '1')} from the input" if what.isdecimal() else what
+        if self.modules != self.names:
+            what += f" ({few(self.modules, most=8)})"
         return f"frozen: {what}; training {self.trained:,} of {self.total:,} parameters"
 
 
@@ -53,7 +58,21 @@ def freeze(model: nn.Module, names: tuple[str, ...]) -> Frozen | None:
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     if not trained:
         raise ConfigError(f"--freeze {' '.join(names)} leaves nothing to train; freeze less")
-    return Frozen(trained, sum(p.numel() for p in model.parameters()), names)
+    total = sum(p.numel() for p in model.parameters())
+    return Frozen(trained, total, names, tuple(_frozen_parts(model)))
+
+
+def _frozen_parts(module: nn.Module, prefix: str = "") -> Iterator[str]:
+    """The outermost modules and parameters without anything to train."""
+    for name, parameter in module.named_parameters(recurse=False):
+        if not parameter.requires_grad:
+            yield f"{prefix}{name}"
+    for name, child in module.named_children():
+        trained = {parameter.requires_grad for parameter in child.parameters()}
+        if trained == {False}:
+            yield f"{prefix}{name}"
+        elif trained:
+            yield from _frozen_parts(child, f"{prefix}{name}.")
 
 
 def _stay_in_eval(module: nn.Module, mode: bool = True) -> nn.Module:

@@ -20,9 +20,11 @@ from fastaug.engine.learner import Learner
 from fastaug.engine.loaders import build_loader, scan_configured
 from fastaug.engine.metrics import Meter, Speedometer, metric_rows
 from fastaug.engine.nonfinite import NonFiniteGuard, NonFiniteStep, Part
-from fastaug.engine.optim import learning_rate, rate_warning
+from fastaug.engine.optim import learning_rate
+from fastaug.engine.optim_report import describe_optimizer
 from fastaug.engine.profiling import Profiler, steps_to_record
 from fastaug.errors import DataError, FastaugError, first_line
+from fastaug.models.pretrained import REPLACED
 from fastaug.runs.checkpoint import check_continuable, load_checkpoint
 from fastaug.runs.console import RunConsole, announcement
 from fastaug.runs.folder import RunFolder
@@ -169,10 +171,8 @@ class Trainer:
             group=self.group,
         )
         yield from self._weights_report
-        if self.learner.frozen is not None:
-            yield str(self.learner.frozen)
-        if warning := rate_warning(self.config.optim, self.config.images_per_step):
-            yield warning
+        head_is_new = any(line.startswith(REPLACED) for line in self._weights_report)
+        yield from describe_optimizer(self.learner, head_is_new=head_is_new)
         if self._resumed_at is not None:
             done = "; nothing left to train" if self.step >= self.last_step else ""
             yield f"resumed at step {self._resumed_at:,}{done}"

@@ -16,9 +16,9 @@ class ModelConfig(Settings):
     model: str = "wrn-10-1"
     """wrn-DEPTH-WIDTH, nf_resnet26, nf_resnet50, nf_resnet101, nfnet_f0, resnet18, or timm/NAME."""
     weights: str = ""
-    """Weights to start from: a .safetensors file, a state dict of torch (.pt, .pth, .bin), or a
-    fastaug checkpoint or run folder. A head for other classes is replaced. A resumed run does not
-    read them again."""
+    """Weights to start from: a .safetensors file, a state dict of torch (.pt, .pth, .bin, .ckpt),
+    or a fastaug checkpoint or run folder. A head for other classes is replaced. A resumed run does
+    not read them again."""
     pretrained: bool = False
     """Start from timm's own weights of --model (timm/NAME or nfnet_f0), downloaded or from the
     Hugging Face cache."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -14,7 +15,10 @@ from fastaug.models.timm_weights import convert_for_timm
 NEEDED_SHARE = 0.9
 """Share of a network's weights without its head that a file must have. Batch norms and 3x3
 convolutions of a ResNet-50 also fit into a ResNet-18: half of its weights, in most of its layers.
-Files of the same network miss less than 1%."""
+Files of the same network miss less than 1%. The network must also have this share of the file's
+weights: those of a ResNet-18 are in every ResNet-34."""
+REPLACED = "replaced"
+"""Begins the line of the report about a head that is new."""
 _PREFIXES = ("module.", "_orig_mod.", "model.", "net.")
 """Added to names by DDP, torch.compile, and the modules that contain a network."""
 
@@ -35,6 +39,10 @@ class WeightMatch:
     """Number of matching weights of the network, without its head."""
     total: int
     """Number of its weights, without its head."""
+    extra: int
+    """Number of weights in the file that the network lacks, in modules that it has."""
+    given: int
+    """Number of weights in the file, in modules that the network has, without the head."""
 
     @property
     def is_complete(self) -> bool:
@@ -47,6 +55,11 @@ class WeightMatch:
                 f"{name}: not the weights of a {model}: {self.matched:,} of its {self.total:,} "
                 f"weights match by name and shape; choose the --model that they were trained with"
             )
+        if self.extra > (1 - NEEDED_SHARE) * self.given:
+            raise CheckpointError(
+                f"{name}: the file is of a larger network: {self.extra:,} of its {self.given:,} "
+                f"weights are not in a {model}; choose its --model"
+            )
         for key, weight in self.fitting.items():
             if weight.is_floating_point() and not weight.isfinite().all():
                 raise CheckpointError(f"{name}: {key} has non-finite values; use another file")
@@ -54,7 +67,7 @@ class WeightMatch:
     def report(self) -> list[str]:
         """A line for each kind of weight that was not simply loaded."""
         kinds = {
-            "replaced": self.replaced,
+            REPLACED: self.replaced,
             "other shape, starts from random values": self.misshapen,
             "not in the file, starts from random values": self.missing,
             "in the file, not in the network": self.unused,
@@ -89,11 +102,15 @@ def _without_prefixes(weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) 
     """The weights by names without the prefixes that wrappers add, unless the network has them."""
     named: dict[str, Tensor] = {}
     for given, weight in weights.items():
-        name = given
-        while name not in own and (prefix := next(filter(name.startswith, _PREFIXES), "")):
-            name = name.removeprefix(prefix)
+        name = _without_prefix(given, own)
         named.setdefault(name if name in own else given, weight)
     return named
+
+
+def _without_prefix(name: str, own: Mapping[str, Tensor]) -> str:
+    while name not in own and (prefix := next(filter(name.startswith, _PREFIXES), "")):
+        name = name.removeprefix(prefix)
+    return name
 
 
 def _compare(
@@ -116,6 +133,7 @@ def _compare(
         else:
             fitting[name] = theirs
     body = {name: weight.numel() for name, weight in own.items() if name not in head}
+    given = _weights_in_modules_of(own, head, weights)
     return WeightMatch(
         fitting=fitting,
         replaced=replaced,
@@ -124,4 +142,26 @@ def _compare(
         unused=[name for name in weights if name not in own],
         matched=sum(count for name, count in body.items() if name in fitting),
         total=sum(body.values()),
+        extra=sum(count for name, count in given.items() if name not in own),
+        given=sum(given.values()),
     )
+
+
+def _weights_in_modules_of(
+    own: Mapping[str, Tensor], head: set[str], weights: Mapping[str, Tensor]
+) -> dict[str, int]:
+    """Name -> number of values of the weights in a file that belong to a network of this family.
+
+    By the top-level modules of the network without that of its head, as layer# for layer1. Other
+    modules in the file do not make it a larger network: copies of it, other heads, decoders.
+    """
+    modules = {_module(name) for name in own} - {_module(name) for name in head}
+    return {
+        name: weight.numel()
+        for name, weight in weights.items()
+        if weight.is_floating_point() and _module(_without_prefix(name, own)) in modules
+    }
+
+
+def _module(name: str) -> str:
+    return re.sub(r"\d+", "#", name.partition(".")[0])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Mapping
+from types import ModuleType
 from typing import Any, get_args, get_type_hints
 
 from torch import Tensor, nn
@@ -30,11 +31,12 @@ def timm_name(model: str) -> str | None:
 def pretrained_weights(model: str, image_size: int) -> dict[str, Tensor]:
     """timm's own weights of a model, from the Hugging Face cache or downloaded, for images of this
     size."""
+    timm = require_timm(model)
     name = timm_name(model)
     if name is None:
-        what = "timm's networks of that name are different ones: use" if "nf_" in model else "use"
-        raise ConfigError(f"--pretrained: there are no weights of {model}; {what} timm/{model}")
-    timm = require_timm(model)
+        raise ConfigError(
+            f"--pretrained: there are no weights of {model}; use {_alternative(timm, model)}"
+        )
     check_timm_name(timm, name)
     source = timm.get_pretrained_cfg(name)
     if not source.has_weights:
@@ -57,6 +59,12 @@ def pretrained_weights(model: str, image_size: int) -> dict[str, Tensor]:
             f"cache {_hub_cache()} to download it again, or give --weights FILE"
         ) from error
     return network.state_dict()
+
+
+def _alternative(timm: ModuleType, model: str) -> str:
+    if model.lower() in timm.list_models():
+        return f"timm/{model}, which is another network, or --weights FILE"
+    return "a timm/NAME model, or --weights FILE"
 
 
 def _hub_cache() -> str:

@@ -62,7 +62,10 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
             raise CheckpointError(f"{path}: cannot be loaded ({first_line(error)})") from error
         raise _damaged(path) from error
     if not isinstance(state, dict) or not {"format", "config"} <= state.keys():
-        raise CheckpointError(f"{path}: not a fastaug checkpoint (a bare state_dict?)")
+        raise CheckpointError(
+            f"{path}: not a fastaug checkpoint; name a run folder or a .pt file in one. To train "
+            "from the weights of another program: python -m fastaug.train --weights FILE"
+        )
     if state["format"] == 2:
         state = _from_format_2(state)
     if state["format"] != FORMAT:
@@ -105,7 +108,9 @@ def checkpoint_file(named: str) -> Path:
             f"{path}: not a run folder, but it contains some; name one of them, the newest first: "
             f"{few(runs)}"
         )
-    raise CheckpointError(f"{path}: not a run folder: it has neither best.pt nor last.pt")
+    raise CheckpointError(
+        f"{path}: not a run folder: it has neither best.pt nor last.pt; name another"
+    )
 
 
 def _content(path: Path) -> bytes:
@@ -166,7 +171,7 @@ def check_continuable(
     if differing := saved.differences(config, ignore={"epochs"}):
         raise CheckpointError(
             f"{name} was trained with other settings: {', '.join(differing)}; "
-            "leave them out, or start a new run"
+            f"omit {'it' if len(differing) == 1 else 'them'}, or start a new run"
         )
     if list(classes) != state["classes"]:
         raise CheckpointError(

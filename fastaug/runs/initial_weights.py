@@ -29,6 +29,7 @@ from fastaug.runtime.device import memory_bound
 
 _WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model_state_dict", "model")
 """Keys under which training programs save a state dict; a moving average comes first."""
+_ENDINGS = ".pt, .pth, .bin, .ckpt"
 FOLLOWED = ("model", "normalize", "interpolation", "antialias")
 """Settings of a fastaug run that are the defaults of one that starts from its weights."""
 
@@ -111,11 +112,16 @@ def _read(named: str) -> InitialWeights:
 
 
 def _existing_file(named: str) -> Path:
-    path = checkpoint_file(named)
+    try:
+        path = checkpoint_file(named)
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"--weights {error}; or give a .safetensors file or a state dict ({_ENDINGS})"
+        ) from error
     if not path.is_file():  # reading a pipe may block, and a device may have no end
         raise ConfigError(
-            f"--weights {named}: no such file; give a .safetensors file, a state dict (.pt, .pth, "
-            ".bin), or a fastaug checkpoint or run folder"
+            f"--weights {named}: no such file; give a .safetensors file, a state dict "
+            f"({_ENDINGS}), or a fastaug checkpoint or run folder"
         )
     try:
         size = path.stat().st_size
@@ -137,7 +143,8 @@ def _read_safetensors(path: Path) -> InitialWeights:
         tensors = load_file(path)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(
-            f"--weights {path}: cannot be read as safetensors ({first_line(error)})"
+            f"--weights {path}: cannot be read as safetensors ({first_line(error)}); download or "
+            "export it again"
         ) from error
     if not {"config", "classes", "fastaug"} <= about.keys():
         return InitialWeights(tensors, f"--weights {path}")

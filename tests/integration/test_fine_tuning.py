@@ -192,6 +192,11 @@ def test_settings_of_a_run_are_followed(
         config, _ = train.configure([*args, "--normalize", "imagenet", "--antialias"])
     assert settings(config) == expected | {"normalize": "imagenet", "antialias": True}
     assert "--normalize" not in caplog.text
+    caplog.clear()
+    with caplog.at_level("INFO"):
+        train.configure([*args, "--model=resnet18", "--interpolation", "bilinear"])
+    assert missing(caplog.text, "--model --interpolation") == ["--model", "--interpolation"]
+    assert missing(caplog.text, "--normalize cifar --no-antialias") == []
 
 
 def test_settings_of_timm_are_followed(tiny: Tiny, file: Path) -> None:

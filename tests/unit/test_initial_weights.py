@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import pickle
+import re
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -29,6 +30,7 @@ from fastaug.runs.initial_weights import read_initial_weights, settings_of_weigh
 
 CLASSES = 7
 NAMES = tuple("abcdefg")
+ONE = torch.ones((), dtype=torch.int64)
 
 
 def configured(weights: Path, model: str = f"timm/{NAME}", **changes: Any) -> TrainConfig:
@@ -169,6 +171,36 @@ def test_another_architecture_is_refused_with_counts(tmp_path: Path) -> None:
         loaded(path, "timm/resnet18")
 
 
+@pytest.mark.parametrize("prefix", ["", "module.model."])
+def test_a_larger_network_of_the_family_is_refused_with_counts(prefix: str, tmp_path: Path) -> None:
+    """ResNet-34 has all weights of ResNet-18, and as many again."""
+    theirs = timm.create_model("resnet34").state_dict()
+    torch.save(prefixed(prefix)(theirs), tmp_path / "w.pt")
+    own = timm.create_model("resnet18").state_dict()
+    assert own.keys() < theirs.keys()
+    body = {
+        name: value.numel()
+        for name, value in theirs.items()
+        if not name.startswith("fc.") and value.is_floating_point()
+    }
+    extra = sum(count for name, count in body.items() if name not in own)
+    with raises(CheckpointError, f"timm/resnet18 {extra:,} {sum(body.values()):,} --model"):
+        loaded(tmp_path / "w.pt", "timm/resnet18")
+
+
+def test_further_modules_in_the_file_do_not_matter(oracle: nn.Module, tmp_path: Path) -> None:
+    state = dict(oracle.state_dict())
+    extras = {f"ema.module.{name}": value + 1 for name, value in state.items()}
+    extras |= {"head_dist.weight": torch.ones(1000, 96), "aux.conv.weight": torch.ones(10**6)}
+    extras |= {"fc_teacher.weight": torch.ones(1000, 96), "decoder.0.weight": torch.ones(10**6)}
+    extras |= {"layer1.0.attn_mask": torch.ones(64), "layer1.0.bn9.num_batches_tracked": ONE}
+    extras |= {"layer1.0.relative_position_index": torch.ones(10**6, dtype=torch.int64)}
+    torch.save({**extras, **state}, tmp_path / "w.pt")
+    network, report = loaded(tmp_path / "w.pt")
+    check_equal(network, oracle)
+    assert [line for line in report if f"and {len(extras) - 3:,} more" in line]
+
+
 @pytest.mark.parametrize("model", ["wrn-10-1", "resnet18", "timm/vit_tiny_patch16_224"])
 def test_nothing_matches(model: str, oracle: nn.Module, tmp_path: Path) -> None:
     path = save_weights(oracle, tmp_path / "w.safetensors")
@@ -307,7 +339,7 @@ def test_no_such_file(tmp_path: Path) -> None:
     for name in ("missing.pt", "pipe.pt"):
         with raises(ConfigError, f"--weights {tmp_path / name} safetensors"):
             read_initial_weights(configured(tmp_path / name))
-    with raises(FastaugError, f"{tmp_path}"):
+    with raises(FastaugError, f"--weights {tmp_path} safetensors"):
         read_initial_weights(configured(tmp_path))
 
 
@@ -332,6 +364,15 @@ def test_timm_s_nfnet_has_the_weights_of_ours() -> None:
 def test_models_without_published_weights(model: str) -> None:
     with raises(ConfigError, model):
         pretrained_weights(model, 32)
+
+
+@pytest.mark.parametrize("model", ["wrn-16-4", "resnet18", "nf_resnet50"])
+def test_only_models_that_timm_has_are_suggested(model: str) -> None:
+    with raises(ConfigError) as caught:
+        pretrained_weights(model, 32)
+    (named,) = re.findall(r"timm/([\w-]+)", str(caught.value))
+    assert named in {*timm.list_models(), "NAME"}
+    assert (named == model) == (model in timm.list_models())
 
 
 def test_timm_s_nf_resnet_is_another_network() -> None:

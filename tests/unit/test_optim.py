@@ -6,13 +6,15 @@ from types import ModuleType
 
 import pytest
 import torch
-from expect import raises
+from expect import missing, raises
 from torch import nn
 
 import fastaug
 from fastaug.config import TrainConfig
 from fastaug.engine.config import OptimConfig
-from fastaug.engine.optim import build_optimizer, learning_rate, load_optimizer, rate_warning
+from fastaug.engine.learner import Learner
+from fastaug.engine.optim import build_optimizer, learning_rate, load_optimizer
+from fastaug.engine.optim_report import describe_optimizer
 from fastaug.engine.parameter_groups import parameter_groups
 from fastaug.errors import ConfigError
 from fastaug.recipes import get_recipe
@@ -106,20 +108,81 @@ class TestOptimizer:
         assert optimizer.defaults["lr"] == 0.3
 
 
-@pytest.mark.parametrize(
-    ("settings", "is_high"),
-    [
-        ({"optimizer": "adamw", "lr": 0.04}, True),
-        ({"optimizer": "adamw", "lr": 0.003}, False),
-        ({"optimizer": "sgd", "lr": 0.4}, False),
-        ({"optimizer": "lion", "lr": 0.01, "lr_scaling": "unique-images"}, True),
-    ],
-)
-def test_a_rate_of_sgd_is_high_for_others(settings: dict, is_high: bool) -> None:
-    config = TrainConfig.from_flat(**settings)
-    warning = rate_warning(config.optim, config.images_per_step)
-    assert bool(warning) == is_high
-    assert not is_high or settings["optimizer"] in warning
+def lines(head_is_new: bool = False, **settings: object) -> list[str]:
+    learner = Learner(TrainConfig.from_flat(**settings), 5, torch.device("cpu"))
+    return list(describe_optimizer(learner, head_is_new=head_is_new))
+
+
+def warnings(head_is_new: bool = False, **settings: object) -> list[str]:
+    return [line for line in lines(head_is_new, **settings) if line.startswith("warning: ")]
+
+
+class TestStartLines:
+    @pytest.mark.parametrize(
+        ("settings", "line"),
+        [
+            ({}, "sgd with momentum 0.9, lr 0.04, weight decay 0.0005, cosine schedule"),
+            (
+                {"nesterov": True, "lr": 0.001, "lr_scaling": "unique-images", "batch_size": 32},
+                "sgd with Nesterov momentum 0.9, lr 0.008, weight decay 0.0005, cosine schedule",
+            ),
+            (
+                # 3 blocks and the stem below the classifier: 0.001 / 16
+                {"optimizer": "adamw", "lr": 1e-3, "head_lr": 0.01, "layer_decay": 0.5}
+                | {"weight_decay": 0.05, "warmup_epochs": 1, "schedule": "halving"},
+                "adamw, lr 0.001 (head 0.01, first layer 6.25e-05), weight decay 0.05, "
+                "halving schedule after 1 epoch of warm-up",
+            ),
+            (
+                {"lr": 0.1, "layer_decay": 0.5, "freeze": ("1",), "warmup_epochs": 2.5},
+                "sgd with momentum 0.9, lr 0.1 (first trained layer 0.0125), weight decay 0.0005, "
+                "cosine schedule after 2.5 epochs of warm-up",
+            ),
+            (
+                {"layer_decay": 0.5, "freeze": ("backbone",), "schedule": "constant"},
+                "sgd with momentum 0.9, lr 0.04, weight decay 0.0005, constant schedule",
+            ),
+        ],
+    )
+    def test_the_optimizer(self, settings: dict, line: str) -> None:
+        assert lines(**settings, views=4)[0] == line
+
+    @pytest.mark.parametrize(
+        ("settings", "named"),
+        [
+            ({"optimizer": "adamw", "lr": 0.04}, "--lr 0.04 adamw"),
+            ({"optimizer": "lion", "lr": 0.01, "lr_scaling": "unique-images"}, "--lr lion"),
+            ({"lr": 0.0}, "--lr 0"),
+            ({"layer_decay": 0.0}, "--layer-decay 0"),
+            ({"freeze": ("backbone",)}, "--freeze backbone --weights --pretrained"),
+            ({"optimizer": "adamw", "lr": 1e-3, "momentum": 0.5}, "--momentum 0.5 adamw"),
+            ({"optimizer": "adamw", "lr": 1e-3, "nesterov": True}, "--nesterov adamw"),
+            ({"optimizer": "rmsprop", "lr": 1e-3, "nesterov": True}, "--nesterov rmsprop"),
+        ],
+    )
+    def test_warnings(self, settings: dict, named: str) -> None:
+        (warning,) = warnings(**settings)
+        assert missing(warning, named) == []
+
+    @pytest.mark.parametrize(
+        "settings",
+        [
+            {},
+            {"optimizer": "adamw", "lr": 0.003},
+            {"optimizer": "sgd", "lr": 0.4, "momentum": 0.5, "nesterov": True},
+            {"optimizer": "muon", "lr": 1e-3, "momentum": 0.5, "nesterov": True},
+            {"optimizer": "adamw", "lr": 1e-3, "nesterov": True, "recipe": "shapes"},
+            {"freeze": ("backbone",), "weights": "w.pt"},
+            {"freeze": ("head",), "weights": "w.pt"},
+        ],
+    )
+    def test_no_warning(self, settings: dict) -> None:
+        assert warnings(**settings) == []
+
+    def test_a_new_head_that_is_frozen(self) -> None:
+        (warning,) = warnings(head_is_new=True, freeze=("stem", "head.bias"), weights="w.pt")
+        assert missing(warning, "--freeze stem head.bias") == []
+        assert warnings(head_is_new=True, freeze=("stem",), weights="w.pt") == []
 
 
 class TestSchedules:

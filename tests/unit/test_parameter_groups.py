@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from expect import raises
+from expect import missing, raises
 from torch import nn
 
 import fastaug
@@ -94,6 +94,22 @@ class TestFreeze:
         assert frozen is not None
         assert frozen.trained == sum(p.numel() for p in model.parameters() if p.requires_grad)
         assert f"{frozen.trained:,}" in str(frozen)
+
+    @pytest.mark.parametrize(
+        ("model", "names", "modules"),
+        [
+            ("timm/test_vit", ("3",), "cls_token pos_embed patch_embed blocks.0 blocks.1"),
+            ("timm/test_vit", ("patch_embed", "blocks.0"), "patch_embed blocks.0"),
+            ("timm/resnet10t", ("conv1", "bn1", "layer1"), "conv1 bn1 layer1"),
+            ("timm/resnet10t", ("backbone",), "conv1 bn1 layer1 layer2 layer3 layer4"),
+            ("wrn-10-1", ("stem.weight",), "stem.weight"),
+        ],
+    )
+    def test_the_log_names_the_frozen_modules(self, model: str, names: tuple, modules: str) -> None:
+        frozen = freeze(fastaug.build_model(model, 5, image_size=32), names)
+        assert frozen is not None
+        assert frozen.modules == tuple(modules.split())
+        assert missing(str(frozen), modules) == []
 
     def test_a_name_is_no_prefix_of_another(self) -> None:
         model = fastaug.build_model("wrn-64-1", 5)  # blocks.1 and blocks.10 to blocks.19

@@ -160,4 +160,6 @@ def test_held_out_images_are_evaluated_and_choose_the_best(
 def test_a_run_with_other_images_cannot_be_resumed(tiny: Callable[..., TrainConfig]) -> None:
     config = tiny()
     assert config.differences(config.replace(validation=0.5)) == ["--validation 0.0 (here: 0.5)"]
+    (difference,) = config.differences(config.replace(weights="w.pt"))
+    assert difference == "--weights not given (here: w.pt)"
     assert config.differences(config.replace(train_images=9)) == ["--train-images 0 (here: 9)"]
