@@ -65,8 +65,9 @@ def read_settings(args: Sequence[str]) -> tuple[TrainConfig, Path | None]:
     named = cli.peek(args, "recipe", "resume", "out", "data", "config")
     default, checkpoint, file = defaults(**named)
     if file is not None:
+        words = file.flags()
         try:
-            default = cli.parse_training(TrainConfig, file.flags(), prog=PROG, default=default)
+            default = cli.parse_training(TrainConfig, words, prog=PROG, default=default)
         except ConfigError as error:
             raise file.error(str(error)) from error
     config = cli.parse_training(
