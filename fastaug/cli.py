@@ -33,6 +33,9 @@ Training = TypeVar("Training", bound=TrainConfig)
 
 # tyro's and Python's wording of a mistake, and ours.
 _REWORDED = {
+    r"Error parsing --size: invalid literal for int\(\) with base 10: (.*)": (
+        r"--size takes PIXELS, or FIRST:LAST such as 128:224, got \1"
+    ),
     r"Error parsing (--\S+): invalid literal for int\(\) with base 10: (.*)": (
         r"\1 must be a whole number, got \2"
     ),
