@@ -33,6 +33,9 @@ Training = TypeVar("Training", bound=TrainConfig)
 
 # tyro's and Python's wording of a mistake, and ours.
 _REWORDED = {
+    r"Error parsing --size: invalid literal for int\(\) with base 10: (.*)": (
+        r"--size takes PIXELS, or FIRST:LAST such as 128:224, got \1"
+    ),
     r"Error parsing (--\S+): invalid literal for int\(\) with base 10: (.*)": (
         r"\1 must be a whole number, got \2"
     ),
@@ -87,7 +90,7 @@ def parse(
     registry.primitive_rule(_normalization_rule)
     _check_flags(args, _flags(kind), prog)
     if {"-h", "--help"} & set(args):
-        _set_help(kind)
+        _set_help(kind, default)
     box = io.StringIO()
     try:
         with contextlib.redirect_stderr(box), registry:
@@ -193,7 +196,7 @@ def _parse_training(
         ],
         frozen=True,
     )
-    flags.__doc__ = kind.__doc__
+    flags.__doc__ = f"{kind.__doc__}\n\n{_about_defaults(args, prog, default)}"
     words = list(without_short_forms(args))
     given = {word.partition("=")[0] for word in words}
     if default.view.initial_size and "--size" in given and "--initial-size" not in given:
@@ -203,6 +206,18 @@ def _parse_training(
     words = [word for word in words if word.replace("_", "-") not in as_default]
     parsed: Any = parse(flags, words, prog=prog)
     return parsed.settings
+
+
+def _about_defaults(args: Sequence[str], prog: str, default: TrainConfig) -> str:
+    """Where the defaults that --help shows come from, and an example."""
+    source = f"recipe {default.run.recipe}" if default.run.recipe else "a run without a recipe"
+    source += "; add --data DIR or --recipe NAME to see others"
+    for name, given in peek(args, "config", "resume").items():
+        source = f"--{name} {given}" if given else source
+    return (
+        f"Defaults shown are those of {source}.\n\n"
+        f"Example: {prog} --dali --data DIR --model nf_resnet26 --size 128"
+    )
 
 
 def without_short_forms(args: Sequence[str]) -> Iterator[str]:
@@ -329,15 +344,16 @@ def _flags(kind: type) -> list[str]:
     return flags
 
 
-def _set_help(kind: type) -> None:
-    """Give tyro each help text on one line: it keeps the line breaks of a docstring."""
-    for hint in get_type_hints(kind).values():
-        if isinstance(hint, type) and is_dataclass(hint):
-            _set_help(hint)
-    if issubclass(kind, Settings):
-        helps = field_help(kind)
-        for own in fields(kind):
-            text = own.metadata.get("help") or helps.get(own.name)
+def _set_help(kind: Any, default: Any = None) -> None:
+    """Give tyro each help text on one line: it keeps the line breaks of a docstring. A switch that
+    is on says that its flag, --no-NAME, turns it off."""
+    helps = field_help(kind) if issubclass(kind, Settings) else {}
+    for own in fields(kind):
+        value = getattr(default, own.name, own.default)
+        if is_dataclass(value):
+            _set_help(type(value), value)
+        elif own.name in helps:
+            text = f"Turn off (it is on): {helps[own.name]}" if value is True else helps[own.name]
             own.metadata = MappingProxyType({**own.metadata, "help": text})
 
 

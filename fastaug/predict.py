@@ -33,7 +33,8 @@ class PredictConfig(Settings):
     top: int = setting(5, at_least=1)
     """Number of classes to print."""
     views: int = setting(0, at_least=0, at_most=1024)
-    """Random views of each image, made as in training: how much the prediction depends on them."""
+    """Random views of each image, at least 2, made as in training: how much the prediction depends
+    on them. 0: none."""
     seed: int = setting(0, at_least=0)
     """Seed of the views."""
     json: bool = False
@@ -46,6 +47,11 @@ class PredictConfig(Settings):
     """Load a .pt2, which can run code that it contains."""
     debug: bool = False
     """Show the traceback of an error."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.views == 1:
+            raise ConfigError("--views must be 0 or at least 2, got 1: one view has no spread")
 
 
 def main(args: Sequence[str]) -> int:

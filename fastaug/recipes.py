@@ -370,7 +370,7 @@ def recipe_rows() -> list[tuple[str, str]]:
         settings += " x unique images" if config.optim.lr_scaling == "unique-images" else ""
         warmup = config.optim.warmup_epochs
         settings += f", {config.optim.schedule}" + (
-            f" after {warmup:g} of warm-up" if warmup else ""
+            f" after {warmup:g} epochs of warm-up" if warmup else ""
         )
         rows.append((name, f"{first_line(name)}\n{settings}"))
     return rows

@@ -25,7 +25,7 @@ PROG = "python -m fastaug.train"
 SWITCHES = {
     "list_recipes": "list the recipes that --recipe takes, and exit",
     "print_config": "print all settings as YAML, which --config reads, and exit",
-    "dry_run": "check all by two training steps and an evaluated batch, without a run folder",
+    "dry_run": "check the whole setup: two training steps and one evaluation batch; writes nothing",
 }
 VALUES = {"config": "defaults of the other flags: a run folder, its config.json, or a YAML file"}
 
@@ -65,8 +65,9 @@ def read_settings(args: Sequence[str]) -> tuple[TrainConfig, Path | None]:
     named = cli.peek(args, "recipe", "resume", "out", "data", "config")
     default, checkpoint, file = defaults(**named)
     if file is not None:
+        words = file.flags()
         try:
-            default = cli.parse_training(TrainConfig, file.flags(), prog=PROG, default=default)
+            default = cli.parse_training(TrainConfig, words, prog=PROG, default=default)
         except ConfigError as error:
             raise file.error(str(error)) from error
     config = cli.parse_training(

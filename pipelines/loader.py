@@ -55,7 +55,7 @@ class DaliLoader(ViewLoader):
 
     @property
     def engine_name(self) -> str:
-        return "DALI's operators" if self._engine is None else f"{self._engine.name} engine"
+        return "dali" if self._engine is None else f"fused ({self._engine.name})"
 
     def _pass(self, keys: Iterable[BatchKey]) -> Iterator[ViewBatch]:
         if self._stages is None:  # built when first used and kept: it takes 0.2 s and more

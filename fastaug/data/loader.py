@@ -89,7 +89,7 @@ class ViewLoader:
     @property
     def engine_name(self) -> str:
         """What makes the views."""
-        return "reference views"
+        return "reference"
 
     def set_epoch(self, epoch: int) -> None:
         """Start at the beginning of an epoch."""

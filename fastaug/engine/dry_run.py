@@ -81,12 +81,12 @@ def _setup_rows(trainer: Trainer) -> list[tuple[str, str]]:
     what, steps, *remarks = trainer.describe()
     parameters = sum(parameter.numel() for parameter in trainer.learner.model.parameters())
     return [
-        ("run", f"{what}\n{steps}"),
+        ("run", f"{what}\n{steps.removesuffix(f'; run folder {config.run.out}')}"),
         *[("note", remark) for remark in remarks],
         ("steps", f"{trainer.steps_per_epoch:,} in each of {config.optim.epochs:,} epochs"),
         ("model", f"{config.model.model}, {parameters:,} parameters"),
         ("loss kernel", trainer.learner.kernel.name),
-        ("views", f"{config.data.loader} loader, {trainer.loader.engine_name}"),
+        ("views", f"{config.data.loader} loader, views engine: {trainer.loader.engine_name}"),
         ("precision", arithmetic_in_force(trainer.device, config.run.precision)),
     ]
 
@@ -97,7 +97,8 @@ def _step_rows(
     if not seconds:
         return [("training", "nothing left to train")]
     views = trainer.config.optim.batch_size
-    epoch = timedelta(seconds=round(seconds[-1] * trainer.steps_per_epoch))
+    of_epoch = seconds[-1] * trainer.steps_per_epoch
+    epoch = f"{of_epoch:.1f} s" if of_epoch < 60 else timedelta(seconds=round(of_epoch))
     shown = ", then ".join(f"{loss:.4f}" for loss in losses)
     view = trainer.config.view
     of_size = f", with views of {view.size} px, the last size" if view.initial_size else ""

@@ -26,10 +26,16 @@ def check_new_length(
         raise CheckpointError(
             f"{given} and is at step {step:,}, beyond {total:,}; give at least {least}"
         )
-    restart = f"for a new run from its weights: --weights {run_of(Path(name))}"
-    if config.view.initial_size:
+    run, view = run_of(Path(name)), config.view
+    restart = (
+        "for a new run from its weights: "
+        f"--config {run} --weights {run} --epochs {new.epochs} --out NEW"
+    )
+    if view.initial_size:
         raise CheckpointError(
-            f"{given} and --initial-size, by which the view sizes depend on the epochs; {restart}"
+            f"--epochs {new.epochs}: the view sizes of {name} (--size {view.initial_size}:"
+            f"{view.size}) were scheduled for {old.epochs} epochs, so --epochs cannot change; "
+            f"{restart}"
         )
     images = config.images_per_step
     for done in range(step):
@@ -37,7 +43,7 @@ def check_new_length(
         if rates[0] != rates[1]:
             raise CheckpointError(
                 f"{given} and --schedule {new.schedule}: step {done + 1:,} of {step:,} had the "
-                f"learning rate {rates[0]:.4g} and would have {rates[1]:.4g}; omit --epochs, or "
+                f"learning rate {rates[0]:.6g} and would have {rates[1]:.6g}; omit --epochs, or "
                 f"{restart}"
             )
     return (

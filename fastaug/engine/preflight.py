@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fastaug.config import TrainConfig
 from fastaug.engine.parameter_groups import freeze
-from fastaug.models.build import check_configured_model
+from fastaug.models.build import check_configured_model, check_patches
 from fastaug.runs.folder import check_unused, check_writable
 from fastaug.runs.loggers.open import make_loggers
 from fastaug.views.resizing import sizes_of_training
@@ -20,5 +20,7 @@ def check_before_start(config: TrainConfig, folder: Path, *, is_new: bool) -> No
     model = check_configured_model(
         config.model, sizes_of_training(config.view, config.optim.epochs)
     )
+    if is_new:  # a run of an earlier version can be resumed
+        check_patches(config.model.model, model, config.view.size)
     freeze(model, config.optim.freeze)  # checks the names
     make_loggers(config.run.log)

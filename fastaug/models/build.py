@@ -12,7 +12,11 @@ from fastaug.errors import ConfigError, first_line
 from fastaug.models.config import ModelConfig
 from fastaug.models.nf import TIMM_NAMES, build_nf
 from fastaug.models.resnet18 import ResNet18
-from fastaug.models.timm_models import build_timm, make_standardized_weights_contiguous
+from fastaug.models.timm_models import (
+    build_timm,
+    make_standardized_weights_contiguous,
+    patch_size,
+)
 from fastaug.models.wrn import WideResNet
 
 WRN_NAME = re.compile(r"wrn-(\d{1,4})-(\d{1,4})")
@@ -100,22 +104,31 @@ def check_configured_model(config: ModelConfig, sizes: Sequence[int]) -> nn.Modu
     *smaller, largest = sizes
     with torch.device("meta"), torch.no_grad():
         model = build_configured_model(config, 2, largest, several_sizes=bool(smaller)).eval()
-        if smaller and _why_not(model, largest):
-            return model  # the reason is not the size: it cannot run on the meta device
-        for size in smaller:
+        for size in sizes if smaller else ():
             if reason := _why_not(model, size):
                 raise ConfigError(
-                    f"{config.model} cannot take views of {size} px, a size between "
-                    f"--initial-size {smaller[0]} and --size {largest} ({reason}); omit "
-                    "--initial-size, or choose another model"
+                    f"{config.model} cannot take views of {size} px, a size of "
+                    f"--size {smaller[0]}:{largest} ({reason}); give one --size, or choose another "
+                    "model"
                 )
     return model
 
 
+def check_patches(name: str, model: nn.Module, size: int) -> None:
+    """Raise ConfigError if the model's patches do not cover views of --size: timm's models ignore
+    the pixels that are left."""
+    patch = patch_size(model)
+    if size % patch:
+        below = size // patch * patch
+        nearest = " or ".join(str(near) for near in (below, below + patch) if near)
+        raise ConfigError(f"--size {size}: {name} has patches of {patch} px; nearest: {nearest}")
+
+
 def _why_not(model: nn.Module, size: int) -> str:
-    """Why the network cannot take images of a size; empty if it can."""
+    """Why the network cannot take images of a size; empty if it can, or if that is unknown."""
     try:
         model(torch.empty(2, 3, size, size))
     except Exception as error:  # each network has its own checks
-        return first_line(error)
+        only_here = isinstance(error, NotImplementedError) or "meta" in str(error)
+        return "" if only_here else first_line(error)
     return ""

@@ -74,6 +74,20 @@ def _create(
     return timm.create_model(name, num_classes=num_classes, **options)
 
 
+def patch_size(model: nn.Module) -> int:
+    """Side of the patches into which a network cuts its images, in pixels; 1 for other networks,
+    and for those that pad the images to whole patches."""
+    if not hasattr(model, "patch_embed") and not hasattr(model, "stem"):
+        return 1  # timm is not imported for a network that is not its own
+    from timm.layers import PatchEmbed
+
+    for name in ("patch_embed", "stem"):
+        part = getattr(model, name, None)
+        if isinstance(part, PatchEmbed) and not part.dynamic_img_pad:
+            return max(part.patch_size)
+    return 1
+
+
 def make_standardized_weights_contiguous(model: nn.Module) -> None:
     """Convolutions that standardize their weights see each filter as a row: contiguous weights need
     no copy for that, and their gradients have the same strides, as DDP wants."""

@@ -55,6 +55,8 @@ class ConfigFile:
                 content = file.read(MAX_SIZE + 1)
         except OSError as error:
             raise self.error(f"cannot be read ({error.strerror})") from error
+        if content.startswith(b"PK\x03\x04"):  # a zip file, as torch.save writes it
+            raise self.error(f"a checkpoint; give its run folder: --config {self.path.parent}")
         if len(content) > MAX_SIZE:
             raise self.error(f"larger than {MAX_SIZE // 1024} KB, the maximum of a config file")
         try:
@@ -74,6 +76,9 @@ class ConfigFile:
             found[name] = value
         if not self.has_all_settings:
             return found
+        if 2 * len(found.keys() & setting_owners().keys()) < len(found):
+            names = ", ".join(map(short, list(found)[:3]))
+            raise self.error(f"not a config.json of a run, it has {names}; give a run folder")
         self.ignored = [name for name in OF_ONE_RUN if found.pop(name, None)]
         try:  # also of earlier versions
             return TrainConfig.from_saved(found).to_flat()
@@ -87,6 +92,10 @@ class ConfigFile:
             name = str(key).removeprefix("--").replace("-", "_")
             if name in components and isinstance(value, dict):
                 yield from self._flat(value)
+            elif name == "dali":
+                if value is not True:
+                    raise self.error(f"dali can only be true, got {short(value)}; or give loader")
+                yield "loader", "dali"
             else:
                 yield name, value
 
@@ -175,10 +184,13 @@ class _Loader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
-        names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        if len(set(names)) < len(names):
-            problem = "a name occurs twice"
-            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+        names: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in names:
+                    problem = f"{short(key.value)} occurs twice"
+                    raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+                names.add(key.value)
         return super().construct_mapping(node, deep)
 
     def construct_yaml_int(self, node: Any) -> int | str:

@@ -61,6 +61,11 @@ class ViewConfig(Settings):
     admission check, otherwise dali. The run logs the choice."""
 
     def __post_init__(self) -> None:
+        if isinstance(self.size, str):
+            raise ConfigError(
+                f"--size must be a whole number, got {self.size!r}; for 128:224 in Python give "
+                "initial_size=128, size=224"
+            )
         super().__post_init__()
         normalize = check_normalization(flag("normalize"), self.normalize)
         object.__setattr__(self, "normalize", normalize)  # equal values compare equal
@@ -82,13 +87,13 @@ class ViewConfig(Settings):
         initial = self.initial_size
         if initial and not SMALLEST <= initial <= self.size:
             raise ConfigError(
-                f"--initial-size must be {SMALLEST} to --size ({self.size}), or 0 for --size "
-                f"throughout, got {initial}"
+                f"--size FIRST:LAST must have FIRST from {SMALLEST} to LAST, got "
+                f"--size {initial}:{self.size} (--initial-size {initial} --size {self.size})"
             )
         if initial and self.crop == "pad":
             raise ConfigError(
                 "--crop pad makes views of the images' own size, which cannot grow, got "
-                f"--initial-size {initial}; use --crop resized, or omit --initial-size"
+                f"--size {initial}:{self.size}; use --crop resized, or --size {self.size}"
             )
 
     def _check_crop_area(self) -> None:

@@ -158,6 +158,32 @@ def test_the_fixed_flags_are_there() -> None:
     assert {*setting_owners(), "dali"} >= FIXED_FLAGS
 
 
+@pytest.mark.parametrize(
+    ("args", "recipe", "switches"),
+    [
+        ([], "shapes", ["--pretrained", "--no-nesterov"]),
+        (["--data", "x"], "", ["--pretrained"]),
+        (["--recipe", "finetune"], "finetune", ["--no-pretrained"]),
+    ],
+)
+def test_help_says_whose_defaults_it_shows_and_which_switches_are_on(
+    args: list[str], recipe: str, switches: list[str], capsys: pytest.CaptureFixture
+) -> None:
+    for _ in range(2):  # the second help is that of the first
+        with pytest.raises(SystemExit):
+            cli.run(train.main, [*args, "--help"])
+        text = " ".join(capsys.readouterr().out.replace("│", " ").split())
+        about, _, flags = text.partition("Example: python -m fastaug.train")
+        assert (f"recipe {recipe};" if recipe else "without a recipe") in about
+        for name in switches:
+            _, _, help_text = flags.partition(f" {name} ")
+            assert help_text
+            assert help_text.startswith("Turn off") == name.startswith("--no-")
+        assert flags.count("Turn off") == sum(
+            value is True for value in get_recipe(recipe).to_flat().values()
+        )
+
+
 def test_help_of_a_recipe_shows_its_defaults(capsys: pytest.CaptureFixture) -> None:
     with pytest.raises(SystemExit):
         cli.run(train.main, ["--recipe", "imagenet-nfnet-f0", "--help"])

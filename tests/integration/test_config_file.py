@@ -122,6 +122,10 @@ class TestPrecedence:
         found = settings("--config", write("lr: 1e-3\ncompile: off\nlog: none\n"))
         assert (found.optim.lr, found.run.compile, found.run.log) == (1e-3, "off", ("none",))
 
+    def test_the_short_form_of_the_dali_loader(self) -> None:
+        assert settings("--config", write("dali: true")).data.loader == "dali"
+        assert settings("--config", write("dali: true"), "--loader", "torch").data.loader == "torch"
+
     def test_resume_and_out_in_the_file(self) -> None:
         """As in a job script that is started again and again."""
         file = write("resume: auto\nout: here\nworkers: 0\nlr: 0.25")
@@ -163,7 +167,9 @@ class TestMistakes:
             ("data: 3.5", "data 3.5"),
             ("log: [--kernel, 'os:system']", "log"),
             ("batch-size: 8\nbatch_size: 9", "batch_size"),
-            ("lr: 1\nlr: 2", "twice"),
+            ("views: 2\nlr: 1\nlr: 2", "lr 3"),
+            ("dali: maybe", "dali maybe loader"),
+            ("dali: true\nloader: torch", "loader"),
             ("lr: 1\noptim: {lr: 2}", "lr"),
             ("- views", "views"),
             ("just text", "text"),
@@ -179,8 +185,9 @@ class TestMistakes:
         ids=lambda value: value[:25],
     )
     def test_are_one_line_that_names_the_file(self, text: str, names: str) -> None:
-        with raises(ConfigError, f"--config c.yaml {names}"):
+        with raises(ConfigError, f"--config c.yaml {names}") as caught:
             settings("--config", write(text))
+        assert str(caught.value).count("--config") == 1
         assert not Path("hacked").exists()
 
     @pytest.mark.parametrize(
@@ -194,6 +201,15 @@ class TestMistakes:
     def test_in_a_run_s_config(self, text: str) -> None:
         with raises(ConfigError, "--config config.json"):
             settings("--config", write(text, "config.json"))
+
+    def test_another_file_of_a_run(self) -> None:
+        Path("run").mkdir()
+        write_checkpoint(Path("run/best.pt"), state_of(40))
+        with raises(ConfigError, "--config run/best.pt --config run"):
+            settings("--config", "run/best.pt")
+        write('{"step": 3, "kernel": "native", "measures": {"top1": 0.5}}', "run/summary.json")
+        with raises(ConfigError, "--config run/summary.json config.json"):
+            settings("--config", "run/summary.json")
 
     def test_two_recipes(self) -> None:
         file = write("recipe: shapes")

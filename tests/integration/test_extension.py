@@ -105,6 +105,11 @@ def test_a_schedule_that_does_not_allow_it(
     schedule = settings["schedule"]
     assert missing(line, f"--epochs {epochs} --schedule {schedule} --weights {begun}") == []
     assert {p: p.stat().st_mtime_ns for p in begun.iterdir()} == before
+    advice = line[line.index("--config") :].split()  # a new run, of the same settings
+    wanted = TrainConfig.from_saved(json.loads((begun / "config.json").read_text())).replace(
+        epochs=epochs, weights=str(begun), out="NEW", max_steps=0
+    )
+    assert train.read_settings(advice) == (wanted, None)
 
 
 def test_not_below_the_step_that_is_reached(tiny: Tiny) -> None:
@@ -116,7 +121,7 @@ def test_not_below_the_step_that_is_reached(tiny: Tiny) -> None:
 def test_growing_views_depend_on_the_epochs(tiny: Tiny) -> None:
     config = tiny(schedule="constant", log=("none",), max_steps=2, size=64, initial_size=32)
     begun = run(config)
-    with raises(CheckpointError, f"--epochs 3 --initial-size --weights {begun}"):
+    with raises(CheckpointError, f"--epochs 3 2 --size 32:64 --weights {begun}"):
         Trainer(config.replace(epochs=3), begun / "last.pt")
 
 

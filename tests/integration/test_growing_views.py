@@ -238,7 +238,7 @@ def test_another_size_on_resume_is_refused(tiny: Tiny) -> None:
 def test_other_epochs_on_resume_are_refused(tiny: Tiny, epochs: str) -> None:
     """Also with a learning rate that does not depend on them."""
     out = str(run(growing(tiny, schedule="constant", max_steps=1, tta=0)))
-    with raises(CheckpointError, f"--epochs {epochs} 5 --initial-size"):
+    with raises(CheckpointError, f"--epochs {epochs} 5 --size 16:32"):
         Trainer(*configure(["--resume", out, "--epochs", epochs]))
 
 

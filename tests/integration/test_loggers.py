@@ -141,7 +141,8 @@ class TestServices:
         monkeypatch.setenv("WANDB_PROJECT", "birds")
         monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "wings")
         monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
-        folder = RunFolder(tiny(log=("wandb", "mlflow")), say=print).open()
+        said: list[str] = []
+        folder = RunFolder(tiny(log=("wandb", "mlflow")), say=said.append).open()
         folder.write("train", 2, {"loss": 1.0}, {})
         folder.close()
         (file,) = folder.path.glob("wandb/offline-run-*/*.wandb")
@@ -151,6 +152,18 @@ class TestServices:
         assert (project, run.info.run_name) == ("birds", "run")
         assert run.info.status == "KILLED"  # there is no summary
         assert not (folder.path / "mlflow.db").exists()
+        assert run.info.artifact_uri.startswith((tmp_path / "all").as_uri())
+        of_mlflow, of_wandb = sorted(said)
+        assert missing(of_mlflow, f"mlflow {tmp_path / 'all.db'} --backend-store-uri {store}") == []
+        assert missing(of_wandb, f"wandb {folder.path / 'wandb'} offline") == []
+
+    @pytest.mark.parametrize("uri", ["file:runs/all", "runs/all"])
+    def test_mlflow_refuses_plain_files(self, uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+        with raises(ConfigError, f"--log mlflow {uri}"):
+            make_loggers(["mlflow"])
+        monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+        make_loggers(["mlflow"])
 
     def test_a_server_that_cannot_be_reached(
         self, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
@@ -257,7 +270,7 @@ class TestOnesOwn:
             make_loggers([f"test_loggers:{attribute}"])
 
     def test_a_module_that_is_not_there(self) -> None:
-        with raises(ConfigError, "--log not.there:x"):
+        with raises(ConfigError, "--log not.there:x PYTHONPATH"):
             make_loggers(["not.there:x"])
 
     @pytest.mark.parametrize("name", ["wandb", "mlflow", "trackio", "tensorboard"])

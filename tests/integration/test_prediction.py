@@ -389,3 +389,9 @@ class TestTheCommand:
             onnx.helper.set_model_props(model, changes)
             onnx.save(model, tmp_path / "other.onnx")
             assert "other.onnx" in self.fail(capsys, tmp_path / "other.onnx", folder)
+
+    def test_one_view_has_no_spread(
+        self, trained: Callable[..., Trained], folder: Path, capsys: pytest.CaptureFixture
+    ) -> None:
+        message = self.fail(capsys, trained().folder, folder, "--views", "1")
+        assert missing(message, "--views 0 2 1") == []

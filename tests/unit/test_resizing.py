@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import pickle
 from functools import partial
+from pathlib import Path
 
 import pytest
+import torch
 from expect import raises
+from torch import nn
 
 from fastaug import cli
 from fastaug.config import TrainConfig
+from fastaug.engine.preflight import check_before_start
 from fastaug.errors import ConfigError
+from fastaug.models import build
 from fastaug.models.build import check_configured_model
 from fastaug.models.config import ModelConfig
 from fastaug.views.config import ViewConfig
@@ -64,8 +69,9 @@ def test_a_view_of_an_epoch_reaches_worker_processes() -> None:
     [
         ({"initial_size": 224, "size": 128}, "--initial-size 224 --size 128"),
         ({"initial_size": 7}, "--initial-size 7 8"),
+        ({"size": "128:224"}, "--size 128:224 initial_size"),
         ({"initial_size": -16}, "--initial-size -16"),
-        ({"initial_size": 16, "crop": "pad"}, "--initial-size 16 --crop pad"),
+        ({"initial_size": 16, "crop": "pad"}, "--size 16:32 --crop pad"),
     ],
 )
 def test_a_wrong_first_size(changes: dict, named: str) -> None:
@@ -109,17 +115,18 @@ def test_one_size_replaces_both_of_the_default(flags: str, sizes: tuple[int, int
     assert parsed(flags, GROWING) == sizes
 
 
-@pytest.mark.parametrize("value", ["128:", ":224", "a:b", "128:224:256", "12.5:224", "-128:224"])
+@pytest.mark.parametrize(
+    "value", ["128:", "128-224", ":224", "a:b", "128:224:256", "12.5:224", "-128:224"]
+)
 @pytest.mark.parametrize("flag", ["--size ", "--size="])
 def test_a_malformed_pair_of_sizes(flag: str, value: str) -> None:
-    with raises(ConfigError, "--size", value):
+    with raises(ConfigError, "--size FIRST:LAST", value):
         parsed(flag + value, TrainConfig())
 
 
 @pytest.mark.parametrize("flags", ["--size 224:128", "--size 4:32"])
 def test_a_wrong_pair_of_sizes(flags: str) -> None:
-    first = flags.split()[1].partition(":")[0]
-    with raises(ConfigError, "--initial-size", first):
+    with raises(ConfigError, flags):
         parsed(flags, TrainConfig())
 
 
@@ -141,5 +148,62 @@ def test_networks_that_take_any_size(model: str) -> None:
 def test_networks_that_cannot_take_a_size(model: str, sizes: list[int]) -> None:
     check_configured_model(ModelConfig(model=model), sizes[-1:])
     refused = sizes[-2]
-    with raises(ConfigError, model, f"{refused} --initial-size {sizes[0]} --size {sizes[-1]}"):
+    with raises(ConfigError, model, f"{refused} --size {sizes[0]}:{sizes[-1]}"):
         check_configured_model(ModelConfig(model=model), sizes)
+
+
+def test_a_network_that_cannot_take_the_last_size() -> None:
+    model = "timm/vit_tiny_patch16_224"
+    with raises(ConfigError, model, "40 --size 32:40"):
+        check_configured_model(ModelConfig(model=model), [32, 40])
+
+
+class OnlyOnDevices(nn.Module):
+    """Runs on any device but meta."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return images[: int(images.sum().item())]
+
+
+def test_a_network_that_cannot_run_on_the_meta_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "build_model", lambda *args, **options: OnlyOnDevices())
+    check_configured_model(ModelConfig(), [16, 32])
+
+
+@pytest.mark.parametrize(
+    ("model", "size", "nearest"),
+    [
+        ("timm/vit_tiny_patch16_224", 40, "32 48"),
+        ("timm/vit_tiny_patch16_224", 8, "16"),
+        ("timm/vit_small_patch14_dinov2", 224 + 16, "238 252"),
+        ("timm/mixer_s32_224", 48, "32 64"),
+    ],
+)
+def test_a_size_that_patches_do_not_cover(model: str, size: int, nearest: str) -> None:
+    """timm's networks ignore the pixels that are left."""
+    with torch.device("meta"):
+        network = build.build_model(model, 2, image_size=size)
+    with raises(ConfigError, model, f"--size {size} {nearest}"):
+        build.check_patches(model, network, size)
+
+
+@pytest.mark.parametrize(
+    ("model", "size"),
+    [
+        ("timm/vit_tiny_patch16_224", 48),
+        ("timm/vit_small_patch14_dinov2", 224),
+        ("timm/resnet18", 33),
+        ("wrn-10-1", 33),
+    ],
+)
+def test_a_size_of_which_no_pixel_is_ignored(model: str, size: int) -> None:
+    with torch.device("meta"):
+        network = build.build_model(model, 2, image_size=size)
+    build.check_patches(model, network, size)
+
+
+def test_patches_are_checked_when_a_new_run_starts(tmp_path: Path) -> None:
+    config = TrainConfig.from_flat(model="timm/test_vit", size=40)
+    with raises(ConfigError, "--size 40 timm/test_vit 16"):
+        check_before_start(config, tmp_path / "run", is_new=True)
+    check_before_start(config, tmp_path / "run", is_new=False)

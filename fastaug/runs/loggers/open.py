@@ -67,7 +67,13 @@ def _import_logger(address: str) -> Logger:
     try:
         made: Any = getattr(importlib.import_module(module), attribute)()
     except Exception as error:  # someone else's module may raise anything
-        raise ConfigError(f"--log {address}: cannot be loaded ({describe_error(error)})") from error
+        is_missing = isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(
+            f"{error.name}."
+        )
+        advice = "; set PYTHONPATH to the folder that has it" if is_missing else ""
+        raise ConfigError(
+            f"--log {address}: cannot be loaded ({describe_error(error)}){advice}"
+        ) from error
     wrong = [
         f"{method}({', '.join(arguments)})"
         for method, arguments in METHODS.items()

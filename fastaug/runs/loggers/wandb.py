@@ -32,19 +32,22 @@ class WandbLogger:
         self._state = ServiceRun(folder / "wandb.json", resumed=resume_step is not None)
         if not self._state.id:
             self._state.keep(ServiceRun.new_id())
+        files = Path(os.environ.get("WANDB_DIR", folder))
         self._run = self._wandb.init(
             project=os.environ.get("WANDB_PROJECT", PROJECT),
             name=os.environ.get("WANDB_NAME", folder.name),
             id=self._state.id,
             resume="allow",
-            dir=os.environ.get("WANDB_DIR", str(folder)),
+            dir=str(files),
             config=config,
             reinit="create_new",  # a run of whoever calls this trainer stays as it is
             settings=self._wandb.Settings(console="off", quiet=True, silent=True),
         )
         if resume_step is not None:
             self._run.config.update(config, allow_val_change=True)
-        return None if self._run.offline else self._run.url
+        if self._run.offline:
+            return f"{files / 'wandb'}, offline; wandb sync uploads it"
+        return self._run.url
 
     def log(self, step: int, values: dict[str, float]) -> None:
         if self._state.is_new(step, values):
