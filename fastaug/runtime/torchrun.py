@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -35,7 +36,16 @@ def join_process_group() -> Iterator[Group]:
     # Ranks leave together, so that none loses another. Not after an error: others may be gone.
     # The group is not destroyed: gloo's threads sometimes abort the process then (once in 16 runs),
     # and cli.run exits without cleanup.
-    group.gather(None)
+    _ignore_late_signals()
+    with suppress(RuntimeError):  # another rank is gone already, and nothing is left to do
+        group.gather(None)
+
+
+def _ignore_late_signals() -> None:
+    """A signal for all ranks may reach this one when it has saved and waits for the others."""
+    for name in ("SIGTERM", "SIGUSR1"):
+        if hasattr(signal, name):  # not on Windows
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
 
 
 def _own_store(store: Store, rank: int, ranks: int) -> Store:

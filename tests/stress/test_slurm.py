@@ -122,7 +122,9 @@ def test_a_requeued_job_ends_as_an_undisturbed_one(cluster: Cluster, tmp_path: P
     os.kill(job.pid, signal.SIGUSR1)  # to the shell only, as --signal=B:USR1 does
     said, _ = job.communicate(timeout=120)
     assert job.returncode != 0, said
-    assert said.count("SIGUSR1: ") == 3, said  # of the script and of both ranks, which save
+    # Of the script and of the ranks. One that has already stopped with the other ignores it.
+    assert said.count("SIGUSR1: ") in (2, 3), said
+    assert "[rank" not in said, said  # how torch marks a rank's traceback
     assert cluster.requeued() == ["requeue 4712"], said
     stopped_at = load_checkpoint(out / "last.pt")["step"]
     assert 0 < stopped_at < load_checkpoint(whole / "last.pt")["step"]
