@@ -261,5 +261,5 @@ def test_config_file_of_the_docs(tmp_path: Path) -> None:
     default = get_recipe(file.text("recipe"))
     config = cli.parse_training(TrainConfig, file.flags(), prog="", default=default)
     changes = {"data": "/data/birds", "batch_size": 128, "lr": 1e-3, "crop_area": (0.5, 1.0)}
-    changes |= {"log": ("tensorboard", "wandb"), "antialias": True}
+    changes |= {"log": ("tensorboard", "wandb"), "antialias": True, "loader": "dali"}
     assert config == default.replace(**changes)
