@@ -304,7 +304,7 @@ def _missing_package(error: ModuleNotFoundError) -> str | None:
     if name in ("", "fastaug", *sys.stdlib_module_names):
         return None
     name = _DISTRIBUTIONS.get(name, name)
-    return f"the package {name} is not installed: pip install {name} (pip install fastaug has all)"
+    return f"the package {name} is not installed: pip install {name}"
 
 
 def _report_missing_package(kind: Any, error: Any, trace: Any) -> None:

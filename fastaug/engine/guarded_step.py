@@ -32,7 +32,7 @@ class GuardedStep:
         self._on_gpu = device.type == "cuda"
         self._is_fused = getattr(optimizer, "_step_supports_amp_scaling", False)
         self._pending: tuple[Tensor, torch.cuda.Event, list[dict[str, Any]]] | None = None
-        """Of the last step: whether it was skipped, when that is known, and the numbers before."""
+        """Outcome of the last step, the event after which it is known, and the numbers before."""
 
     def take_unless(self, skip: Tensor) -> None:
         """skip: [] bool."""

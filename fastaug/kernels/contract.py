@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import importlib
-import inspect
-from collections.abc import Sequence
 from functools import cache
-from typing import Any, Protocol, get_args
+from typing import Protocol, get_args
 
 import torch
 from torch import Tensor
 
 from fastaug.errors import ConfigError, KernelUnavailableError
 from fastaug.kernels.config import Average
+from fastaug.runtime.plugins import accepts_call
 from fastaug.toolchain.build import DTYPES, enum_codes
 
 AVERAGES: tuple[Average, ...] = get_args(Average)
@@ -87,7 +86,7 @@ def check_contract(kernel: object, name: str = "") -> None:
             f"kernel {name!r} of type {kind} has no {' and no '.join(missing)}; {contract}"
         )
     for method, (positional, keywords) in _CALLS.items():
-        if not _accepts(getattr(kernel, method), positional, keywords):
+        if not accepts_call(getattr(kernel, method), positional, keywords):
             arguments = ", ".join((*positional, *(("*", *keywords) if keywords else ())))
             raise KernelUnavailableError(
                 f"kernel {name!r}: cannot call {method}({arguments}); {contract}"
@@ -105,16 +104,6 @@ def import_kernel(address: str, name: str = "") -> Kernel:
         raise KernelUnavailableError(f"kernel {name!r} cannot be loaded: {reason}") from error
     check_contract(kernel, name)
     return kernel
-
-
-def _accepts(function: Any, positional: Sequence[str], keywords: Sequence[str]) -> bool:
-    try:
-        inspect.signature(function).bind(*positional, **dict.fromkeys(keywords))
-    except TypeError:
-        return False
-    except ValueError:  # a compiled function without a signature
-        return True
-    return True
 
 
 def check_logits(logits: Tensor) -> None:

@@ -58,7 +58,7 @@ class TestOnlyTorchAndNumpy:
 
     @pytest.mark.parametrize("augment", ["crop-flip", "randaugment"])
     def test_views(self, bare: list[Path], compiled_cache: Path, augment: str) -> None:
-        """Of an image of one color: crops are that color, and RandAugment only warns."""
+        """The image has one color: crops are that color, and RandAugment only warns."""
         script = f"""
             import logging, torch, fastaug
             logging.basicConfig(level=logging.WARNING)

@@ -64,7 +64,7 @@ def test_its_table(
 def test_the_losses_are_those_of_the_training(
     folder: Path, tiny: Tiny, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of its first two steps; the training logs them."""
+    """The losses of its first two steps; the training logs them."""
     trained = metrics(run(tiny(log_every=1, max_steps=2, accumulate=2)), "train")
     capsys.readouterr()
     flags = ["--data", str(folder), *FLAGS, "--accumulate", "2", "--dry-run"]
@@ -74,7 +74,7 @@ def test_the_losses_are_those_of_the_training(
 
 
 def test_of_a_resumed_run(tiny: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of one in the middle, and of one that has finished: its folder stays as it is."""
+    """A run in the middle, and one that has finished: its folder stays as it is."""
     for stop in (3, 8):
         out = run(tiny(max_steps=stop, log=("none",)), str(stop))
         before = {p: p.stat().st_mtime_ns for p in out.rglob("*")}

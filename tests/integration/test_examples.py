@@ -98,7 +98,7 @@ def test_plain_torch(run: Run, precision: tuple[str, ...]) -> None:
 
 
 def test_the_views_of_an_epoch_in_workers_are_those_of_a_plan(folder: Path, run: Run) -> None:
-    """Of the first batch of the third epoch, in worker processes and in this one."""
+    """The first batch of the third epoch, in worker processes and in this one."""
     example = importlib.import_module("plain_torch")
     images = example.Photos(str(folder / "train"))
     collate = example.CollateViews(views=3, size=16, augment="randaugment")

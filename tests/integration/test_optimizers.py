@@ -156,7 +156,7 @@ def _train_each(group: Group) -> dict[str, tuple[np.ndarray, list[bool]]]:
 
 
 def test_two_ranks_are_one() -> None:
-    """Of each optimizer; the second step is bad on one of the ranks and skipped on both."""
+    """For each optimizer; the second step is bad on one of the ranks and skipped on both."""
     alone = _train_each(Group())
     first, second = run_ranks(2, _train_each)
     for optimizer in OPTIMIZERS:

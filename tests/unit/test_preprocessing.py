@@ -28,7 +28,7 @@ SETTINGS = [
     for size in (24, 161)
 ]
 TOLERANCE = 5e-5
-"""Of normalized values. The view kernels compute in fp32, where pixel values have steps of 1.5e-5:
+"""In normalized values. The view kernels compute in fp32, where pixel values have steps of 1.5e-5:
 a filter that is wrong by a millionth is found."""
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from fastaug.runs.loggers.mlflow import MlflowLogger
 from fastaug.runs.loggers.tensorboard import TensorBoardLogger
 from fastaug.runs.loggers.trackio import TrackioLogger
 from fastaug.runs.loggers.wandb import WandbLogger
+from fastaug.runtime.plugins import accepts_call
 
 _OWN: dict[str, tuple[Callable[[], Logger], str]] = {
     "tensorboard": (TensorBoardLogger, "tensorboard"),
@@ -77,7 +77,7 @@ def _import_logger(address: str) -> Logger:
     wrong = [
         f"{method}({', '.join(arguments)})"
         for method, arguments in METHODS.items()
-        if not _accepts(getattr(made, method, None), arguments)
+        if not accepts_call(getattr(made, method, None), arguments)
     ]
     if wrong:
         raise ConfigError(
@@ -85,15 +85,3 @@ def _import_logger(address: str) -> Logger:
             "a logger has start, log, picture and close (fastaug/runs/loggers/base.py)"
         )
     return made
-
-
-def _accepts(method: Any, arguments: Sequence[str]) -> bool:
-    if not callable(method):
-        return False
-    try:
-        inspect.signature(method).bind(*arguments)
-    except TypeError:
-        return False
-    except ValueError:  # a compiled function without a signature
-        return True
-    return True
