@@ -26,7 +26,7 @@ from fastaug.runs.checkpoint_writer import CheckpointWriter
 from fastaug.runs.contents import check_contents
 from fastaug.runs.lock import FolderLock
 from fastaug.runs.loggers.open import open_loggers
-from fastaug.runs.metrics_records import BadLines, metrics_lines
+from fastaug.runs.metrics_records import BadLines, metrics_lines, parse_record
 from fastaug.runtime.atomic import atomic_write, write_json
 from fastaug.runtime.folder_files import BadFileError, create_file, open_regular
 
@@ -255,7 +255,7 @@ class RunFolder:
         bad = BadLines()
         with atomic_write(file) as temporary, temporary.open("w", encoding="utf-8") as kept:
             for line in metrics_lines(file):
-                if (record := line.record()) is None:
+                if (record := parse_record(line.text)) is None:
                     bad.add(line)
                     continue
                 kind, again = record["kind"], False

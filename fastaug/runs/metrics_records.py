@@ -28,13 +28,14 @@ class Line(NamedTuple):
     is_torn: bool
     """True for a last line without an end: a process was killed, or is writing it."""
 
-    def record(self) -> dict[str, Any] | None:
-        """The record of the line; None if it is not one."""
-        try:
-            record = json.loads(self.text)
-        except (ValueError, RecursionError):
-            return None
-        return record if is_record(record) else None
+
+def parse_record(text: str) -> dict[str, Any] | None:
+    """The record of a line; None if it is not one."""
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return record if is_record(record) else None
 
 
 def is_record(value: Any) -> bool:
