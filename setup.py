@@ -190,6 +190,8 @@ setup(
             *DOCS,
             *LOGGERS,
             *PAPER,  # matplotlib also draws the plots of benchmarks/
+            # Coverage-guided fuzzing; has wheels for these only.
+            "atheris; sys_platform == 'linux' and platform_machine == 'x86_64'",
             "build",
             "flask",  # with flask-cors and moto: an S3 server for tests
             "flask-cors",

@@ -68,7 +68,8 @@ def open_split(path: Path, split: Split, _config: DataConfig) -> ImageSet:
         raise DataError(
             f"{path}: {count} classes; classes must be one row of at most {MAX_CLASSES}"
         )
-    classes = tuple(map(str, range(count) if names is None else names))
+    with parser_errors(f"{path}: classes cannot be read as text"):  # code points beyond Unicode
+        classes = tuple(map(str, range(count) if names is None else names))
     images = _check_images(path, images)
     labels = _check_labels(path, labels, len(images))
     if len(labels) and not 0 <= labels.min() <= labels.max() < len(classes):
