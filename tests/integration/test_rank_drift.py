@@ -124,18 +124,6 @@ def test_a_flipped_bit_ends_the_run(tiny: Tiny, rank: int, part: str, changes: d
     assert 4 <= saved < flipped_after  # the end of the first epoch, or later
 
 
-def test_the_checkpoint_before_a_flip_continues(tiny: Tiny) -> None:
-    config = tiny(kernel="reference", epochs=3, eval_every=10, tta=0)
-    found = run_ranks(2, _train_with_a_flip, config, 1, 6, "the weights")
-    assert [own[1] for own in found] == [75, 75]
-    folder = Path(config.run.out)
-    assert run_ranks(2, train, config, folder / "last.pt") == [0, 0]
-    whole = config.replace(out=f"{config.run.out}-whole")
-    assert run_ranks(2, train, whole) == [0, 0]
-    ours, theirs = (load_checkpoint(Path(c.run.out) / "last.pt")["model"] for c in (config, whole))
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
-
-
 def _odd_one(group: Group, odd: int) -> str:
     weights = [torch.arange(3.0)]
     check = DriftCheck(group, CPU, lambda: {"the weights": weights}, step=7)

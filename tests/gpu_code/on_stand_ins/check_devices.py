@@ -13,9 +13,9 @@ from ranks import run_ranks, train
 from training import assert_same_weights, metrics, run
 
 from fastaug.config import TrainConfig
+from fastaug.engine import trainer
 from fastaug.engine.learner import Learner
 from fastaug.engine.nonfinite import NonFiniteGuard
-from fastaug.engine import trainer
 from fastaug.errors import ConfigError
 from fastaug.runtime.device import resolve_device
 
