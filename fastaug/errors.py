@@ -44,6 +44,12 @@ class RankLostError(FastaugError):
     exit_code = 75
 
 
+class RankDriftError(FastaugError):
+    """The ranks of a run have different weights. Continuing from the last checkpoint may help."""
+
+    exit_code = 75
+
+
 class KernelUnavailableError(FastaugError):
     """A kernel that was requested by name cannot run here."""
 
