@@ -1,6 +1,7 @@
 """Errors that a user can fix. Commands print them as one line and exit with code 2."""
 
 import errno
+import hashlib
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -24,6 +25,16 @@ class ConfigError(FastaugError):
 
 class DataError(FastaugError):
     """A data source is missing, empty, in the wrong layout, or has an unreadable file."""
+
+
+class DecodeError(DataError):
+    """An image was read, but cannot be decoded."""
+
+    def __init__(self, message: str, content: bytes | memoryview) -> None:
+        """content: what cannot be decoded."""
+        super().__init__(message)
+        self.digest = hashlib.blake2b(content, digest_size=16).digest()
+        """Hash of the content. The content itself is not kept in memory."""
 
 
 class CheckpointError(FastaugError):
