@@ -61,6 +61,8 @@ SWEPT = (
     *("--tta", "0", "--validation", "0.2"),
 )
 SECONDS_LIMIT = 3 * 3600
+_started: list[subprocess.Popen] = []
+"""All child processes."""
 Row = tuple[str, Any]
 
 
@@ -99,7 +101,11 @@ def main(args: Sequence[str]) -> int:
         raise ConfigError(f"--out {folder}: exists; choose another folder")
     folder.mkdir(parents=True)
     run = {"trainings": load_trainings, "sweep": load_sweep, "storage": load_storage}
-    rows, wrong = run[options.part](options, folder)
+    try:
+        rows, wrong = run[options.part](options, folder)
+    finally:
+        for process in _started:
+            process.terminate()
     rows.append(("wrong", "; ".join(wrong) or "nothing"))
     show_table(f"load: {options.part}", [(name, _text(value)) for name, value in rows])
     command = shlex.join(["python", "benchmarks/load.py", *args])
@@ -185,13 +191,15 @@ def start(
     arguments: Sequence[str], log: str, environment: dict[str, str] | None = None
 ) -> subprocess.Popen:
     with open(log, "ab") as out:
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,
             env=os.environ | (environment or {}),
         )
+    _started.append(process)
+    return process
 
 
 # --- a sweep whose workers die ---
