@@ -133,7 +133,7 @@ _DISTRIBUTIONS = {"PIL": "pillow", "nvidia": "nvidia-dali-cuda120", "yaml": "pyy
 _NO_MEMORY = re.compile(
     r"bad_alloc|out of memory|can't allocate memory|not enough memory|Cannot allocate memory"
     r"|cannot allocate memory|failed to map segment|cudaErrorMemoryAllocation"
-    r"|can't start new thread"
+    r"|can't start new thread|Resource temporarily unavailable"
 )
 """What torch, DALI, OpenMP, the dynamic linker and Python write when an allocation fails."""
 
