@@ -181,6 +181,8 @@ class _Rows:
                     opened = open_parquet(file)
                     found.append((opened.schema_arrow, opened.metadata.num_rows))
             schema, counts = found[0][0], tuple(count for _, count in found)
+        with _readable(files[0]):  # names that are not UTF-8
+            _ = schema.names
         for file, count in zip(files, counts, strict=True):
             if count > (size := file.stat().st_size):  # equal values take next to no place
                 raise DataError(f"{file}: claims {count:,} images in {size:,} bytes")
