@@ -59,9 +59,7 @@ def main() -> int:
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    inputs, crashes = (
-        sum(own) for own in zip(*((o.inputs, len(o.crashes)) for o in outcomes), strict=True)
-    )
+    inputs, crashes = sum(o.inputs for o in outcomes), sum(len(o.crashes) for o in outcomes)
     print(f"{len(outcomes)} targets, {inputs:,} inputs, {crashes} crashes")
     return 1 if crashes else 0
 
@@ -164,8 +162,8 @@ def run_fuzzer(
     )
     log = options.corpus / f"{name}.log"
     log.write_text(done.stdout + done.stderr)
-    if done.returncode == 2 and done.stderr.startswith("error: "):
-        raise UsageError(done.stderr.removeprefix("error: ").rstrip())
+    if done.returncode == 2 and (said := re.search(r"^error: (.*)\Z", done.stderr.rstrip(), re.M)):
+        raise UsageError(said[1])
     found = sorted(set(crashes.glob(f"{name}-*")) - known)
     if done.returncode and not found:
         found = [log]  # it ended before its first input
@@ -203,7 +201,8 @@ def fuzz_here(options: argparse.Namespace) -> None:
         try:
             target.read(content, folder)
         except FastaugError as error:
-            assert str(error), "an error without a message"
+            if not str(error):
+                raise ValueError("an error without a message") from error
         if (seconds := time.process_time() - begin) > MAX_SECONDS:
             raise TimeoutError(f"{seconds:.1f} seconds of the processor")
 

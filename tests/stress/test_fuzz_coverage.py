@@ -1,5 +1,4 @@
-"""Coverage-guided fuzzing for about a minute, with a fixed seed. docs/design/fuzzing.md has the long
-form."""
+"""Coverage-guided fuzzing for a minute, with a fixed seed; docs/design/fuzzing.md has more."""
 
 from __future__ import annotations
 
