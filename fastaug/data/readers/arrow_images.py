@@ -81,6 +81,10 @@ class ArrowImages:
     def __init__(self, rows: RowFiles, chunks: Sequence[Chunk]) -> None:
         self.rows, self._chunks = rows, chunks
         counts = [len(chunk.offsets) - 1 for chunk in chunks]
+        if sum(counts) != len(rows):
+            raise DataError(
+                f"{rows.files[0]}: has {sum(counts):,} images in {len(rows):,} rows{_DAMAGED}"
+            )
         self._starts = np.cumsum([0, *counts])[:-1]
         nulls = {
             int(start) + row: path
