@@ -161,6 +161,7 @@ setup(
         "fastaug.diagnostics.gpu_report": ["templates/*"],
     },
     install_requires=[
+        "google-crc32c",  # checksums of TFRecords
         "numpy>=2",
         # 2.4: earlier ones have no fn.filter and fn.equalize. NVIDIA builds it for Linux alone. Its
         # twin for CUDA 13, nvidia-dali-cuda130, takes the same folder: it replaces this one.
