@@ -157,6 +157,7 @@ def run_fuzzer(
 ) -> Outcome:
     corpus, crashes = options.corpus / name, options.corpus / "crashes"
     before, known = entries(corpus), set(crashes.glob(f"{name}-*"))
+    begin = time.monotonic()
     done = subprocess.run(
         command, env=os.environ | env, capture_output=True, text=True, errors="replace"
     )
@@ -170,7 +171,8 @@ def run_fuzzer(
     return Outcome(
         name,
         inputs=_last(r"stat::number_of_executed_units: (\d+)", done.stderr),
-        seconds=_last(r"^Done \d+ runs in (\d+) second", done.stderr),
+        seconds=_last(r"^Done \d+ runs in (\d+) second", done.stderr)
+        or round(time.monotonic() - begin),
         edges=_last(r" cov: (\d+)", done.stderr),
         new_entries=entries(corpus) - before,
         peak_mb=_last(r"stat::peak_rss_mb: +(\d+)", done.stderr),
