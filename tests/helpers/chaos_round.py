@@ -6,7 +6,8 @@ import random
 import shutil
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -58,8 +59,8 @@ class Stage:
 
     def undisturbed(self, name: str) -> Path:
         """The run folder of an undisturbed run of a setting."""
-        folder = self.surroundings.folder / f"undisturbed-{name}"
-        if name in self._journals:
+        folder = self.surroundings.folder / f"undisturbed-{name}-{self._epochs}"
+        if folder.name in self._journals:
             return folder / "run"
         self.surroundings.shim.reset()
         training = self.training(folder.name, SETTINGS[name], checkpoint_every=5)
@@ -71,7 +72,7 @@ class Stage:
             training.close()
         if problems := whole_epochs(training.journal, steps=STEPS, images=STEPS * PER_STEP):
             raise Failure(f"the undisturbed run: {problems[0]}")
-        self._journals[name] = training.journal
+        self._journals[folder.name] = training.journal
         return folder / "run"
 
     def training(self, folder: str, setting: Setting, **changes: Any) -> Training:
@@ -118,8 +119,19 @@ class Stage:
         )
         scene = Scene(training, setting, surroundings)
         before = _checksums(surroundings)
-        try:
+        with self.judged(result, scene, undisturbed):
             self._disturb(scene, rng, faults, result)
+        if before != _checksums(surroundings):
+            result.problems.append("chaos.py has not restored all data")
+        result.seconds = time.monotonic() - began
+        return result
+
+    @contextmanager
+    def judged(self, result: Result, scene: Scene, undisturbed: Path) -> Iterator[None]:
+        """A context in which a training runs to its end; after it, the problems are in `result`."""
+        training, surroundings = scene.training, self.surroundings
+        try:
+            yield
         except Failure as failure:
             result.problems.append(f"the training {failure}")
         finally:
@@ -128,18 +140,15 @@ class Stage:
             surroundings.cache.empty()
             # Those that trained; torchrun starts some by itself.
             pids = {note["pid"] for note in training.journal if note.get("rank") == 0}
-            result.restarts = len(pids) - 1
+            result.restarts += len(pids) - 1
         if not result.problems:
+            name = undisturbed.parent.name
             result.problems += compare(scene.run, undisturbed, damaged=scene.damaged)
-            result.problems += account(training.journal, self._journals[result.setting])
-        if before != _checksums(surroundings):
-            result.problems.append("chaos.py has not restored all data")
+            result.problems += account(training.journal, self._journals[name])
         if result.problems or self._keep:
             result.kept = str(training.folder)
         else:
             shutil.rmtree(training.folder)
-        result.seconds = time.monotonic() - began
-        return result
 
     def _disturb(
         self, scene: Scene, rng: random.Random, faults: Sequence[str], result: Result

@@ -79,7 +79,7 @@ class Scene:
         code = training.wait()
         for pid in ranks:
             _wait_for_end(pid)
-        self._check_files()
+        self.check_files()
         if code == 0:
             return False
         expected = -signum if signum == signal.SIGKILL else 128 + signum
@@ -96,7 +96,7 @@ class Scene:
         """Resume a single process that ends by itself, with this exit code."""
         if (code := self.training.wait()) != expected:
             raise Failure(f"has ended with exit code {code}, not {expected}")
-        self._check_files()
+        self.check_files()
         self.resume()
 
     @property
@@ -104,7 +104,7 @@ class Scene:
         """The fault that SIGKILL of the training is."""
         return "SIGKILL" if self.training.ranks == 1 else "SIGKILL of the launcher and all ranks"
 
-    def _check_files(self) -> None:
+    def check_files(self) -> None:
         """Whatever has ended the training: a file is complete or absent."""
         for path in (*self.run.rglob("*.pt"), *self.run.glob("*.json")):
             try:
