@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import math
+import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -251,4 +252,9 @@ def _over_ranks(model: nn.Module, device: torch.device, group: Group) -> Distrib
     settings: dict[str, Any] = {"gradient_as_bucket_view": True, buffers: False}
     if device.type == "cuda":
         settings |= {"device_ids": [device.index], "process_group": group.gpus}
+    else:
+        # Otherwise DDP rearranges its buckets after the first step of a process. gloo's order of
+        # summation depends on the arrangement: three or more ranks would resume with other bits.
+        settings["find_unused_parameters"] = True
+        warnings.filterwarnings("ignore", message="find_unused_parameters=True was specified")
     return DistributedDataParallel(model, **settings)

@@ -77,7 +77,8 @@ def _warnings_of_a_step(group: Group, config: TrainConfig) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         learner.backward(ViewBatch(views, torch.zeros(2, dtype=torch.int64), torch.arange(2)))
-    return [str(warning.message) for warning in caught]
+    found = [str(warning.message) for warning in caught]
+    return [message for message in found if "stride" in message]
 
 
 def test_gradients_of_standardized_convolutions_fit_into_ddp_s_buckets(tiny: Tiny) -> None:
@@ -208,14 +209,16 @@ def test_only_the_first_rank_writes_and_speaks(
     assert (tmp_path / "said-by-1").read_text() == ""
 
 
-def test_a_signal_to_one_rank_ends_all_after_the_same_step(tiny: Tiny) -> None:
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_signal_to_one_rank_ends_all_after_the_same_step(tiny: Tiny, ranks: int) -> None:
+    """And the resumed run has the same bits: with 4 ranks, sums depend on their order."""
     config = tiny(epochs=4, kernel="reference")
-    assert run_ranks(2, train_until_signalled, config, signal.SIGTERM) == [143, 143]
+    assert run_ranks(ranks, train_until_signalled, config, signal.SIGTERM) == [143] * ranks
     folder = Path(config.run.out)
     stopped = load_checkpoint(folder / "last.pt")["step"]
     assert 3 <= stopped <= 5
-    assert run_ranks(2, train, config, folder / "last.pt") == [0, 0]
-    whole = run(config, 2, "whole")
+    assert run_ranks(ranks, train, config, folder / "last.pt") == [0] * ranks
+    whole = run(config, ranks, "whole")
     for name, weight in state(folder).items():
         assert torch.equal(weight, state(whole)[name]), name
     assert torch.equal(curve(folder), curve(whole))
