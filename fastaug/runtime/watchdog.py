@@ -12,6 +12,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from fastaug.runtime.folder_files import create_file
+
 EXIT_CODE = 75
 """EX_TEMPFAIL in sysexits.h: trying again may help."""
 
@@ -115,7 +117,7 @@ class Watchdog:
         with suppress(OSError):
             self._write_stacks(line, _STDERR)
         if self._file is not None:
-            with suppress(OSError), open(self._file, "w", encoding="utf-8") as file:
+            with suppress(OSError), open(create_file(self._file), "wb") as file:
                 self._write_stacks(line, file.fileno())
         for child in multiprocessing.active_children():  # workers write their stacks to stderr
             if hasattr(signal, "SIGUSR1") and child.pid:
