@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from expect import raises
-from ranks import run_ranks, train, train_until_signalled
+from ranks import run_ranks, start_ranks, train, train_until_signalled
 from torch import Tensor, nn
 
 from fastaug.config import TrainConfig
@@ -276,3 +276,18 @@ def test_a_rank_that_cannot_be_reached_is_said_in_one_line(error: Exception, sai
 
 def test_other_errors_are_no_lost_ranks() -> None:
     assert lost_rank(RuntimeError("shapes do not fit")) is None
+
+
+def _leave_others(group: Group) -> None:
+    if group.rank == 1:
+        os._exit(1)
+    group.gather(None)  # for example while data is scanned
+
+
+def test_a_rank_that_is_lost_before_the_first_step() -> None:
+    processes, results = start_ranks(2, _leave_others)
+    rank, said = results.get(timeout=300)
+    for process in processes:
+        process.join()
+    assert rank == 0
+    assert "RankLostError: " in said.splitlines()[-1]
