@@ -21,7 +21,7 @@ from fastaug.engine.metrics import Meter, Speedometer, metric_rows
 from fastaug.engine.nonfinite import NonFiniteGuard, NonFiniteStep, Part
 from fastaug.engine.optim import learning_rate
 from fastaug.engine.optim_report import describe_optimizer
-from fastaug.engine.preflight import prepare_device
+from fastaug.engine.preflight import prepare_device, warning_if_unshared
 from fastaug.engine.profiling import Profiler, steps_to_record
 from fastaug.engine.rank_check import check_engines, check_settings
 from fastaug.engine.rank_data import agree_on_images, bad_images_of_all
@@ -139,6 +139,8 @@ class Trainer:
         with self.signals, self.console, self.folder, self.watchdog, self.profiler:
             for line in self.describe():
                 self.console.line(line)
+            if warning := warning_if_unshared(self.folder.path, self.group):
+                self.console.line(warning)
             self._list_bad_images()
             self._train()
             return self._finish()
