@@ -300,7 +300,7 @@ def check_unused(path: Path) -> None:
 def _newest_step(path: Path) -> int:
     """Step of the newest checkpoint in a run folder; -1 if it has none."""
     names = (file.stem.partition("-")[2] for file in path.glob("checkpoints/step-*.pt"))
-    return max((int(name) for name in names if name.isdigit()), default=-1)
+    return max((int(name) for name in names if name.isascii() and name.isdigit()), default=-1)
 
 
 def _is_non_finite(value: Any) -> bool:
