@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,7 +39,7 @@ from fastaug.runtime.device import (
     keep_freed_memory,
     use_device,
 )
-from fastaug.runtime.distributed import Agreement, Group, lost_rank
+from fastaug.runtime.distributed import Agreement, Group
 from fastaug.runtime.signals import StopSignals, TrainingInterruptedError
 from fastaug.runtime.torchrun import torchrun_id
 from fastaug.runtime.trace import trace_range
@@ -103,8 +104,8 @@ class Trainer:
         self.first_step = self.step
         self.speed.start(self.step)
         self._boundary = self._state_between_steps()
-        self._is_updating = False
-        """True while the weights are between those of two steps."""
+        self._updating = threading.Lock()
+        """Held while the weights are between those of two steps, and from the last save on."""
         self._resumed_at = None if checkpoint is None else self.step
         self.console = RunConsole(
             self.last_step,
@@ -188,13 +189,12 @@ class Trainer:
                 self._train_rest_of_epoch()
                 self._evaluate_finished_epoch()
         except BaseException as error:
+            self.watchdog.stopping()
             self._save_before_ending()
             # A signal to the whole process group also kills the loader's workers; their error may
             # arrive before the signal is read.
             if not isinstance(error, TrainingInterruptedError):
                 self.signals.check()
-            if self.group.ranks > 1 and (lost := lost_rank(error)):
-                raise lost from error
             raise
         self.folder.save(self.state_dict())
 
@@ -235,7 +235,7 @@ class Trainer:
         rate = learning_rate(
             self.step, self.steps_per_epoch, self.config.optim, self.config.images_per_step
         )
-        self._is_updating = True
+        self._updating.acquire()
         bad = self.learner.update(rate)
         self.step += 1
         self.nonfinite.add(self.step, bad, parts)
@@ -243,7 +243,7 @@ class Trainer:
         if self.step % self.config.run.log_every == 0 or self.step % self.steps_per_epoch == 0:
             values = self.meter.read()
         self._boundary = self._state_between_steps()
-        self._is_updating = False
+        self._updating.release()
         self.console.advance()
         if values is not None:
             self._log("train", values, rate)
@@ -394,7 +394,11 @@ class Trainer:
         rank = f"rank {self.group.rank}" if self.group.ranks > 1 else "the training"
         file = self.folder.path / "stall.txt" if self.group.is_first else None
         return Watchdog(
-            self.config.run.stall_timeout, name=rank, file=file, save=self._save_before_ending
+            self.config.run.stall_timeout,
+            name=rank,
+            file=file,
+            save=self._save_before_ending,
+            signal_received=self.signals.arrived,
         )
 
     # --- state ---
@@ -402,7 +406,10 @@ class Trainer:
     def _save_before_ending(self) -> None:
         """Save the steps of this run so far, without the other ranks, which may be gone; may be
         called from another thread."""
-        if self.step > self.first_step and not self._is_updating and self.group.is_first:
+        if self.step == self.first_step or not self.group.is_first:
+            return
+        # Not released: the training must not continue while another thread copies the weights.
+        if self._updating.acquire(blocking=False):
             self.learner.abandon_step()
             self.folder.save(self.state_dict())
             self.folder.finish_saving()

@@ -28,6 +28,8 @@ LONGEST_SIDE = 2**20
 """Maximum side of a box in pixels: the kernel counts with 32 bits."""
 LONGEST_VIEW = 2**14
 """Maximum side of a view in pixels, for the same reason."""
+MAX_NUMBER = 2**30
+"""Maximum of an operation's numbers: the kernel converts some to 32 bits."""
 
 _ENCODED = tuple((place, s.encode) for place, s in enumerate(OPERATIONS) if s.encode is not None)
 _GEOMETRIC = np.array([spec.kernel == "MOVE" for spec in OPERATIONS])
@@ -122,6 +124,11 @@ def encode_layers(plans: ViewPlans) -> np.ndarray:
             rows = encode(arguments[chosen, 0], plans.size)
             numbers[chosen, : rows.shape[1]] = rows
     numbers[_GEOMETRIC[operations], 2::3] += 0.5  # a matrix: to the nearest pixel
+    if not (allowed := np.abs(numbers) <= MAX_NUMBER).all():  # NaN neither
+        raise DataError(
+            f"a plan's arguments must be numbers from {-MAX_NUMBER:,} to {MAX_NUMBER:,}, "
+            f"got {arguments[np.argmin(allowed.all(-1))].tolist()}"
+        )
     unchanged = unchanged_mask(operations, arguments)
     layers["operation"] = np.where(unchanged, codes.nothing, codes.operations[operations])
     return layers

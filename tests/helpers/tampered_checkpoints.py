@@ -39,7 +39,9 @@ from fastaug.errors import FastaugError, printable
 from fastaug.runs.checkpoint import write_checkpoint
 
 SECONDS, BYTES = 5.0, 600 * 2**20
-"""Limits of one case, from the start of the command."""
+"""Limits of one case: time of the processor, and memory beyond that of the start."""
+_PATIENCE = 60.0
+"""Seconds after which a case counts as a hang."""
 DELETED = "deleted"
 _CHILDREN = 3
 """Entries of a dictionary with many of one kind (tensors, parameters) that are tampered with."""
@@ -246,7 +248,7 @@ def outcome(command: Callable[[Path], str], path: Path) -> Outcome:
         os._exit(0)
     os.close(writer)
     content = b""
-    while time.monotonic() - started_at < 3 * SECONDS:
+    while time.monotonic() - started_at < _PATIENCE:
         ready = os.waitpid(child, os.WNOHANG)[0]
         if ready:
             break
@@ -265,7 +267,7 @@ def _tried(command: Callable[[Path], str], path: Path) -> Outcome:
     before = _resident()
     limit = _address_space() + 4 * 2**30
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    started_at, out = time.monotonic(), io.StringIO()
+    started_at, out = time.process_time(), io.StringIO()
     try:
         with redirect_stdout(out), redirect_stderr(out):
             kind, text = "result", command(path)
@@ -276,7 +278,7 @@ def _tried(command: Callable[[Path], str], path: Path) -> Outcome:
     except BaseException as error:  # what the tests are to find
         kind, text = "traceback", f"{type(error).__name__}: {error}"
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return Outcome(kind, text[:20_000], time.monotonic() - started_at, max(0, peak - before))
+    return Outcome(kind, text[:20_000], time.process_time() - started_at, max(0, peak - before))
 
 
 def _error_line(text: str) -> str:
