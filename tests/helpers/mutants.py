@@ -53,9 +53,7 @@ def png(
     return b"\x89PNG\r\n\x1a\n" + header + extra + data + chunk(b"IEND", b"")
 
 
-def whole_images(
-    rng: np.random.Generator, width: int = 75, height: int = 58
-) -> dict[str, bytes]:
+def whole_images(rng: np.random.Generator, width: int = 75, height: int = 58) -> dict[str, bytes]:
     """One sound image of each kind."""
     rgb = photo(rng, width, height)
     alpha = rgb.copy()
