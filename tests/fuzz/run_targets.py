@@ -126,7 +126,8 @@ def read_archive(content: bytes, folder: Path) -> None:
 
 
 def archive_seeds(_: Path) -> list[bytes]:
-    return [archive_of({"format": 3, "config": {}, "model": {"w": torch.ones(2)}})]
+    state = {"format": 3, "config": {}, "classes": ["a", "b"], "ema": None, "step": 1}
+    return [archive_of(state | {"model": {"w": torch.ones(2)}})]
 
 
 DELETED = object()
