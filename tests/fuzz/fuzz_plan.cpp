@@ -43,6 +43,11 @@ struct Input {
 };
 
 bool is_allowed(const Form& form) {
+  // normalization.py allows a mean of 0 to 1 and a standard deviation of at most 1, of pixels / 255.
+  for (int c = 0; c < 3; ++c)
+    if (!(form.mean[c] >= 0 && form.mean[c] <= 255 && form.factor[c] >= 0.0039f &&
+          form.factor[c] <= 1e30f))
+      return false;
   return form.size >= 1 && form.size <= MAX_SIZE && form.layers >= 0 && form.layers <= MAX_LAYERS &&
          form.border >= REFLECT && form.border <= CONSTANT && form.filter.cubic >> 1 == 0 &&
          form.filter.antialias >> 1 == 0;

@@ -148,23 +148,21 @@ def edited_state(program: bytes) -> dict[str, Any]:
     state = copy.deepcopy(saved_state())
     numbers = iter(program)
     for depth in numbers:
-        holder: Any = state
+        holder: Any = None
         key: Any = None
+        inner: Any = state
         for _ in range(1 + depth % 4):
-            keys = list(holder) if isinstance(holder, dict) else list(range(len(holder)))
-            if not keys:
+            if not isinstance(inner, (dict, list)) or not inner:
                 break
+            holder = inner
+            keys = list(holder) if isinstance(holder, dict) else range(len(holder))
             key = keys[next(numbers, 0) % len(keys)]
-            if not isinstance(holder[key], (dict, list)):
-                break
-            holder, outer = holder[key], holder
-        else:
-            holder = outer
+            inner = holder[key]
         value = VALUES[next(numbers, 0) % len(VALUES)]
-        if key is None or (value is DELETED and isinstance(holder, list)):
-            continue
+        if holder is None:
+            break
         if value is DELETED:
-            holder.pop(key, None)
+            del holder[key]
         else:
             holder[key] = value
     return state
