@@ -126,8 +126,8 @@ def read_archive(content: bytes, folder: Path) -> None:
 
 
 def archive_seeds(_: Path) -> list[bytes]:
-    state = {"format": 3, "config": {}, "classes": ["a", "b"], "ema": None, "step": 1}
-    return [archive_of(state | {"model": {"w": torch.ones(2)}})]
+    state = {"format": 3, "config": {}, "classes": ["a", "b"], "model": {"w": torch.ones(2)}}
+    return [archive_of(state | {"ema": None, "step": 1})]
 
 
 DELETED = object()
