@@ -32,6 +32,7 @@ from fastaug.experiments import report_page
 from fastaug.exporters.loading import load_network
 from fastaug.runs.checkpoint import load_checkpoint
 from fastaug.runs.config_file import ConfigFile
+from fastaug.runs.defaults import defaults
 from fastaug.runs.folder import RunFolder
 from fastaug.runs.initial_weights import settings_of_weights
 from fastaug.runs.weights import weights_as_safetensors
@@ -106,10 +107,12 @@ def sign_checkpoint(archive: bytes) -> bytes:
 def use_checkpoint(archive: bytes, folder: Path) -> None:
     """What fastaug.predict and a resumed training do with a file."""
     path = write(folder / "last.pt", sign_checkpoint(archive))
-    each(
-        lambda: load_network(str(path), CPU),
-        lambda: trainer().load_state_dict(load_checkpoint(path), str(path)),
-    )
+    each(lambda: load_network(str(path), CPU), lambda: resume(path))
+
+
+def resume(path: Path) -> None:
+    defaults(recipe="", resume=str(path), out="", data="", config="")
+    trainer().load_state_dict(load_checkpoint(path), str(path))
 
 
 def read_pickle(content: bytes, folder: Path) -> None:
