@@ -31,7 +31,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty
-from typing import Any
+from typing import Any, Literal
 
 from chaos_enumerated import kill_at_every_operation, resume_every_cut
 from chaos_faults import FAULTS
@@ -69,8 +69,8 @@ class Options:
     """Names of the faults to draw from; default: all."""
     seed: int = -1
     """Seed of the first round; each further one takes the next. -1: the first that is not used."""
-    enumerate: bool = True
-    """Begin with the enumerated faults, unless an earlier command has done that."""
+    enumerate: Literal["all", "some", "none"] = "all"
+    """Enumerated faults to begin with, unless an earlier command has played them."""
     keep: bool = False
     """Keep the folders of all rounds."""
 
@@ -116,14 +116,12 @@ def _is_possible(name: str) -> bool:
     return not reason
 
 
-def _play(
-    options: Options, names: Sequence[str], jobs: Sequence[Job], report: Report
-) -> None:
+def _play(options: Options, names: Sequence[str], jobs: Sequence[Job], report: Report) -> None:
     """Give each job its next round until there are enough."""
     began, first = time.monotonic(), len(report.results)
     seed = report.next_seed if options.seed < 0 else options.seed
-    wanted = [n for n in _ENUMERATED if options.enumerate and not report.has_enumerated(n)]
-    waiting: list[Task] = [(name, 0) for name in wanted]
+    known = [] if options.enumerate == "none" else _ENUMERATED
+    waiting: list[Task] = [(name, 0) for name in known if not report.has_enumerated(name)]
     turn = 0
     while True:
         busy = [job for job in jobs if job.task is not None]
@@ -201,7 +199,7 @@ def _work(folder: Path, options: Options, tasks: Any, results: Any) -> None:
             name, seed = task
             try:
                 if name in _ENUMERATED:
-                    result = _ENUMERATED[name](stage)
+                    result = _ENUMERATED[name](stage, is_short=options.enumerate == "some")
                 else:
                     result = stage.play(name, seed, options.faults)
             except Exception as error:  # of the undisturbed run, or of chaos.py itself

@@ -71,8 +71,9 @@ def set_clock(scene: Scene, rng: random.Random) -> list[str]:
     jumped = shim.clock_offset - before
 
     def is_seen() -> bool:
+        expected = time.time() + shim.clock_offset
         clocks = [note["clock"] for note in training.journal[-8:] if "clock" in note]
-        return any(abs(clock - time.time() - shim.clock_offset) < abs(jumped) / 2 for clock in clocks)
+        return any(abs(clock - expected) < abs(jumped) / 2 for clock in clocks)
 
     if not training.until(is_seen):
         return []
@@ -94,6 +95,8 @@ def delete_cache(scene: Scene, rng: random.Random) -> list[str]:
 def fill_cache(scene: Scene, rng: random.Random) -> list[str]:
     """While the training runs; the next start finds a full disk, often with an empty cache."""
     cache = scene.surroundings.cache
+    if not cache.has_disk:  # it would be the machine's
+        return []
     if rng.random() < 0.7:
         cache.delete()
     cache.fill()

@@ -1,4 +1,4 @@
-"""The control of chaos_shim.c: the clock of a training, and the file operation to kill it before."""
+"""The control of chaos_shim.c: the clock of a training, and where in its file operations it dies."""
 
 from __future__ import annotations
 
