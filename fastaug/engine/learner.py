@@ -203,6 +203,18 @@ class Learner:
             if not new.saved.is_floating_point():  # batch norm's counts
                 old.write(torch.where(good, new.read(), old.read()))
 
+    def replicated_state(self) -> dict[str, list[Tensor]]:
+        """The tensors on the device that are equal on all ranks after every step."""
+        ema = [] if self.ema is None else [self.ema.module]
+        kept = [value for own in self.optimizer.state.values() for value in own.values()]
+        return {
+            "the weights": [*self.model.parameters(), *self.model.buffers()],
+            "their moving average": [t for m in ema for t in (*m.parameters(), *m.buffers())],
+            "the optimizer's state": [
+                value for value in kept if isinstance(value, Tensor) and value.device == self.device
+            ],
+        }
+
     def state_dict(self) -> dict[str, Any]:
         self._step.settle()
         return {
