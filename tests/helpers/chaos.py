@@ -192,6 +192,8 @@ class Job:
 
 
 def _work(folder: Path, options: Options, tasks: Any, results: Any) -> None:
+    # Otherwise each training that is forked would import this file again, for a second.
+    vars(sys.modules["__main__"]).update(__spec__=None, __file__=None)
     surroundings = Surroundings(folder, own_mounts=True)
     stage = Stage(surroundings, keep=options.keep)
     try:
