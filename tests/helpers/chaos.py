@@ -186,8 +186,10 @@ class Job:
             return
         if self.task is None:
             self._tasks.put(None)
-        elif self._process.pid and self._process.exitcode is None:
-            os.kill(self._process.pid, signal.SIGINT)
+        else:
+            self._process.join(2)  # a Ctrl-C in the terminal reaches it, too
+            if self._process.pid and self._process.exitcode is None:
+                os.kill(self._process.pid, signal.SIGINT)
         self._process.join(120)
 
 
