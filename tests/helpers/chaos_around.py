@@ -198,8 +198,6 @@ def kill_thread(scene: Scene, rng: random.Random) -> list[str]:
     """End a thread of the DALI loader. Its work is lost, the training waits for it, and ends by
     --stall-timeout."""
     training, first = scene.training, len(scene.training.journal)
-    least = scene.next_start() or 0
-    send(rng.choice(training.pids()), signal.SIGUSR2)
     killed: list[str] = []
 
     def is_killed() -> bool:
@@ -207,13 +205,14 @@ def kill_thread(scene: Scene, rng: random.Random) -> list[str]:
         killed[:] = [note["thread_killed"] for note in notes if "thread_killed" in note]
         return bool(killed)
 
-    if not training.until(is_killed) or not killed[0]:
-        return []
-    if training.ranks > 1:
-        training.bound(least)
-        training.progress()
-    elif training.ends_or_continues():
-        scene.resume_after(75)
+    with _may_restart(scene) as restarted:
+        send(rng.choice(training.pids()), signal.SIGUSR2)
+        if not training.until(is_killed) or not killed[0]:
+            return []
+        if training.ranks > 1:
+            restarted()
+        elif training.ends_or_continues():
+            scene.resume_after(75)
     return ["loader thread killed"]
 
 
