@@ -33,7 +33,7 @@ from pathlib import Path
 from queue import Empty
 from typing import Any, Literal
 
-from chaos_enumerated import kill_at_every_operation, resume_every_cut
+from chaos_enumerated import EPOCHS, kill_at_every_operation, resume_every_cut
 from chaos_faults import FAULTS
 from chaos_report import Report
 from chaos_round import Result, Stage
@@ -198,12 +198,13 @@ def _work(folder: Path, options: Options, tasks: Any, results: Any) -> None:
     vars(sys.modules["__main__"]).update(__spec__=None, __file__=None)
     surroundings = Surroundings(folder, own_mounts=True)
     stage = Stage(surroundings, keep=options.keep)
+    short = Stage(surroundings, epochs=EPOCHS, keep=options.keep)
     try:
         while (task := tasks.get()) is not None:
             name, seed = task
             try:
                 if name in _ENUMERATED:
-                    result = _ENUMERATED[name](stage, is_short=options.enumerate == "some")
+                    result = _ENUMERATED[name](short, is_short=options.enumerate == "some")
                 else:
                     result = stage.play(name, seed, options.faults)
             except Exception as error:  # of the undisturbed run, or of chaos.py itself

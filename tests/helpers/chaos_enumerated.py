@@ -22,6 +22,7 @@ from fastaug.runs.resume import newest_checkpoint
 BLOCK = 4096
 SETTING = "plain"
 EPOCHS = 8
+"""Length of the runs, and so of the stage, that these functions take."""
 SHORT = ("rename", "link", "half of write step.tmp")
 LONG_LIVED = ("metrics.jsonl",)
 """Files that stay open: only their first writes are operations of their own."""
@@ -33,7 +34,7 @@ LONG_LIVED = ("metrics.jsonl",)
 def resume_every_cut(stage: Stage, *, is_short: bool = False) -> Result:
     """Cut last.pt at every 4 KB: the checkpoint before it must be found. Some runs are also trained
     to the end from there; is_short: one."""
-    stage, began = Stage(stage.surroundings, epochs=EPOCHS), time.monotonic()
+    began = time.monotonic()
     undisturbed = stage.undisturbed(SETTING)
     result = Result("cuts", 0, is_enumerated=True)
     newest, older = sorted((undisturbed / "checkpoints").glob("step-*.pt"), reverse=True)[:2]
@@ -88,7 +89,7 @@ def _train_after_cut(stage: Stage, result: Result, undisturbed: Path, length: in
 def kill_at_every_operation(stage: Stage, *, is_short: bool = False) -> Result:
     """Kill a training before each of the file operations that it makes, and in the middle of some
     writes. is_short: only where files get their names, and in a write."""
-    stage, began = Stage(stage.surroundings, epochs=EPOCHS), time.monotonic()
+    began = time.monotonic()
     undisturbed = stage.undisturbed(SETTING)
     result = Result("operations", 0, is_enumerated=True)
     waiting = operations(stage)
