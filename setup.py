@@ -161,6 +161,7 @@ setup(
         "fastaug.diagnostics.gpu_report": ["templates/*"],
     },
     install_requires=[
+        "google-crc32c",  # checksums of TFRecords
         "numpy>=2",
         # 2.4: earlier ones have no fn.filter and fn.equalize. NVIDIA builds it for Linux alone. Its
         # twin for CUDA 13, nvidia-dali-cuda130, takes the same folder: it replaces this one.
@@ -189,6 +190,8 @@ setup(
             *DOCS,
             *LOGGERS,
             *PAPER,  # matplotlib also draws the plots of benchmarks/
+            # Coverage-guided fuzzing; has wheels for these only.
+            "atheris; sys_platform == 'linux' and platform_machine == 'x86_64'",
             "build",
             "flask",  # with flask-cors and moto: an S3 server for tests
             "flask-cors",

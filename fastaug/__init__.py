@@ -1,13 +1,22 @@
 """fastaug: image classifiers trained through K random views of every image at once."""
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fastaug.config import TrainConfig
-from fastaug.kernels.module import MultiViewLoss
-from fastaug.kernels.objective import ObjectiveTerms, objective, pairwise_kl
-from fastaug.kernels.registry import available_kernels, check_kernel, register_kernel
-from fastaug.views.batch import ViewBatch
+from fastaug.startup import guard_command
+
+if TYPE_CHECKING:
+    from fastaug.config import TrainConfig
+    from fastaug.data.image_set import ImageSet
+    from fastaug.engine.loaders import build_evaluation_loader, build_loader
+    from fastaug.kernels.module import MultiViewLoss
+    from fastaug.kernels.objective import ObjectiveTerms, objective, pairwise_kl
+    from fastaug.kernels.registry import available_kernels, check_kernel, register_kernel
+    from fastaug.models.build import build_model
+    from fastaug.views.batch import ViewBatch
+    from fastaug.views.engine import make_views, plan_views
+
+guard_command()  # first: importing what a command needs takes seconds
 
 __version__ = "0.2.0"
 __all__ = [
@@ -29,14 +38,24 @@ __all__ = [
 ]
 
 
-# Imported on first use: the objectives then need torch only, without Pillow and timm.
+# Imported on first use: a command then starts without torch, and the objectives need torch only,
+# without Pillow and timm.
 _LATER = {
     "ImageSet": "fastaug.data.image_set",
+    "MultiViewLoss": "fastaug.kernels.module",
+    "ObjectiveTerms": "fastaug.kernels.objective",
+    "TrainConfig": "fastaug.config",
+    "ViewBatch": "fastaug.views.batch",
+    "available_kernels": "fastaug.kernels.registry",
     "build_evaluation_loader": "fastaug.engine.loaders",
     "build_loader": "fastaug.engine.loaders",
     "build_model": "fastaug.models.build",
+    "check_kernel": "fastaug.kernels.registry",
     "make_views": "fastaug.views.engine",
+    "objective": "fastaug.kernels.objective",
+    "pairwise_kl": "fastaug.kernels.objective",
     "plan_views": "fastaug.views.engine",
+    "register_kernel": "fastaug.kernels.registry",
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import faulthandler
 import io
 import itertools
 import logging
@@ -20,9 +21,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 from fastaug.config import TrainConfig
-from fastaug.errors import ConfigError, FastaugError, printable
+from fastaug.errors import ConfigError, FastaugError, machine_error, printable
 from fastaug.normalization import Normalization, parse_normalization
 from fastaug.settings import Settings, field_help, flag, switch, typed
+from fastaug.startup import INTERRUPTED, KeyboardInterrupts
 
 if TYPE_CHECKING:
     from tyro.constructors import PrimitiveConstructorSpec, PrimitiveTypeInfo
@@ -267,6 +269,9 @@ def run(main: Callable[[Sequence[str]], int], args: Sequence[str] | None = None)
 
 def _run(main: Callable[[Sequence[str]], int], args: Sequence[str] | None) -> int:
     args = sys.argv[1:] if args is None else args
+    # A crash of native code, such as an allocation that fails in a thread of DALI, has a message.
+    with contextlib.suppress(OSError, AttributeError, ValueError):  # stderr without a file
+        faulthandler.enable(all_threads=False)
     handler = logging.StreamHandler(sys.stderr)
     rank = int(os.environ.get("RANK", 0))  # set by torchrun
     who = f"rank {rank}: " if rank else ""
@@ -274,52 +279,27 @@ def _run(main: Callable[[Sequence[str]], int], args: Sequence[str] | None) -> in
     # Only rank 0 logs what all ranks have in common.
     logging.basicConfig(level=logging.WARNING if rank else logging.INFO, handlers=[handler])
     try:
-        return main(args)
+        with KeyboardInterrupts():
+            code = main(args)
+            sys.stdout.flush()
+            return code
     except FastaugError as error:
         if "--debug" in args:
             print(_each_line(traceback.format_exc()), file=sys.stderr)
         if not error.reported:
             print(f"{who}error: {printable(str(error))}", file=sys.stderr)
         return error.exit_code
-    except ModuleNotFoundError as error:
-        if "--debug" in args or (reason := _missing_package(error)) is None:
-            raise
-        print(f"{who}error: {reason}", file=sys.stderr)
-        return 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
-        return 130
+        return INTERRUPTED
     except BrokenPipeError:  # --help | head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
-
-
-_DISTRIBUTIONS = {"PIL": "pillow", "nvidia": "nvidia-dali-cuda120", "yaml": "pyyaml"}
-"""Packages whose distribution has another name."""
-
-
-def _missing_package(error: ModuleNotFoundError) -> str | None:
-    """What to install, in one line; None for a module of fastaug or of Python itself."""
-    name = (error.name or "").partition(".")[0]
-    if name in ("", "fastaug", *sys.stdlib_module_names):
-        return None
-    name = _DISTRIBUTIONS.get(name, name)
-    return f"the package {name} is not installed: pip install {name}"
-
-
-def _report_missing_package(kind: Any, error: Any, trace: Any) -> None:
-    """sys.excepthook of python -m fastaug.NAME: its imports come before run()."""
-    reason = _missing_package(error) if kind is ModuleNotFoundError else None
-    if reason is None or "--debug" in sys.argv:
-        sys.__excepthook__(kind, error, trace)
-        return
-    print(f"error: {reason}", file=sys.stderr)
-    sys.exit(2)
-
-
-_spec = getattr(sys.modules["__main__"], "__spec__", None)  # None for a script
-if _spec is not None and _spec.name.startswith("fastaug."):
-    sys.excepthook = _report_missing_package
+    except Exception as error:
+        if "--debug" in args or (found := machine_error(error)) is None:
+            raise
+        print(f"{who}error: {printable(found.message)}", file=sys.stderr)
+        return found.exit_code
 
 
 class _Printable(logging.Formatter):

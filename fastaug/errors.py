@@ -1,11 +1,14 @@
 """Errors that a user can fix. Commands print them as one line and exit with code 2."""
 
+import errno
 import hashlib
+import re
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 
 class FastaugError(Exception):
@@ -48,6 +51,12 @@ class NonFiniteError(FastaugError):
 
 class RankLostError(FastaugError):
     """Another rank of the run has ended or cannot be reached. Trying again may help."""
+
+    exit_code = 75
+
+
+class RankDriftError(FastaugError):
+    """The ranks of a run have different weights. Continuing from the last checkpoint may help."""
 
     exit_code = 75
 
@@ -110,3 +119,54 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+class MachineError(NamedTuple):
+    """An error that is not a bug: something that the machine lacks."""
+
+    message: str
+    exit_code: int
+
+
+_DISTRIBUTIONS = {"PIL": "pillow", "nvidia": "nvidia-dali-cuda120", "yaml": "pyyaml"}
+"""Packages whose distribution has another name."""
+_NO_MEMORY = re.compile(
+    r"bad_alloc|out of memory|can't allocate memory|not enough memory|Cannot allocate memory"
+    r"|cannot allocate memory|failed to map segment|cudaErrorMemoryAllocation"
+    r"|can't start new thread|Resource temporarily unavailable"
+)
+"""What torch, DALI, OpenMP, the dynamic linker and Python write when an allocation fails."""
+
+
+def machine_error(error: BaseException) -> MachineError | None:
+    """What to do about a missing package, or a lack of memory or disk space; None for others.
+
+    The exit code is 1 where trying again may help.
+    """
+    if isinstance(error, ModuleNotFoundError):
+        name = (error.name or "").partition(".")[0]
+        if name in ("", "fastaug", *sys.stdlib_module_names):
+            return None
+        name = _DISTRIBUTIONS.get(name, name)
+        return MachineError(f"the package {name} is not installed: pip install {name}", 2)
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        where = "" if error.filename is None else f" ({error.filename})"
+        text = f"{error.strerror}{where}: free some space, or choose other folders"
+        return MachineError(f"{text} with --out, FASTAUG_CACHE and TMPDIR", 1)
+    if is_out_of_memory(error):
+        lines = (line.strip() for line in str(error).splitlines() if _NO_MEMORY.search(line))
+        given = next((f" ({line[:200]})" for line in lines), "")
+        return MachineError(
+            f"out of memory{given}: use a smaller --batch-size (--accumulate N keeps it for "
+            "training), fewer --workers, or free some memory",
+            1,
+        )
+    return None
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """True for an allocation that failed, on the host or on a GPU, in Python or below."""
+    if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
+        return True
+    known = isinstance(error, RuntimeError | ImportError | OSError)
+    return known and _NO_MEMORY.search(str(error)) is not None

@@ -22,6 +22,7 @@ from fastaug.experiments.results import find_results
 from fastaug.experiments.selection import RunsFlag, Selected, SelectOnFlag, select_families
 from fastaug.experiments.tables import TABLES, Table, paper_tables
 from fastaug.runtime.atomic import atomic_write
+from fastaug.runtime.folder_files import check_real_folder
 from fastaug.settings import Settings
 
 _ONLY = f"Figures: {', '.join(FIGURES)}; tables: {', '.join(TABLES)}; default: all."
@@ -61,6 +62,8 @@ def main(args: Sequence[str]) -> int:
     out = Path(config.out or Path(config.runs[0]) / "figures").expanduser()
     try:
         out.mkdir(parents=True, exist_ok=True)
+        if not config.out:
+            check_real_folder(out)  # a link in a stranger's folder would lead elsewhere
         files = make_files(selected, config.only or (*FIGURES, *TABLES))
         for name, content in files.items():
             with atomic_write(out / name) as temporary:

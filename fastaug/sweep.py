@@ -17,6 +17,7 @@ from fastaug.experiments.sweep_study import open_storage, without_password
 from fastaug.experiments.sweep_worker import run_stage
 from fastaug.recipes import get_recipe
 from fastaug.runs.console import show_table
+from fastaug.runtime.folder_files import check_entries
 from fastaug.runtime.signals import StopSignals, TrainingInterruptedError
 from fastaug.settings import flag
 from fastaug.urls import absolute_data
@@ -68,6 +69,8 @@ def run_sweep(plan: Plan, interrupt: StopSignals) -> int:
     except OSError as error:
         reason = error.strerror or error
         raise ConfigError(f"--out {plan.folder}: cannot be created ({reason})") from error
+    for folder in (plan.folder, plan.folder / "runs"):  # the folder may come from a stranger
+        check_entries(folder, files={"sweep.db", "selection.json"})
     url = plan.sweep.storage or f"sqlite:///{plan.folder.absolute() / 'sweep.db'}"
     storage = open_storage(url, plan.sweep.heartbeat)
     print(f"storage {without_password(url)}", flush=True)

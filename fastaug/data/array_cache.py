@@ -6,13 +6,12 @@ import json
 import mmap
 import zlib
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from fastaug.runtime.atomic import atomic_write
+from fastaug.runtime.cache import cache_write, optional_write
 
 _ALIGNMENT = 64
 _CHUNK = 1 << 22
@@ -30,10 +29,8 @@ def load_arrays(file: Path) -> dict[str, np.ndarray] | None:
 
 def store_arrays(file: Path, **arrays: np.ndarray) -> None:
     """Write arrays to a file; does nothing if the folder cannot be written."""
-    with suppress(OSError):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(file) as unfinished, unfinished.open("wb") as out:
-            np.savez(out, allow_pickle=False, **arrays)
+    with optional_write(), cache_write(file) as unfinished, unfinished.open("wb") as out:
+        np.savez(out, allow_pickle=False, **arrays)
 
 
 class MappedArrays(NamedTuple):
@@ -89,16 +86,14 @@ def store_mapped(
     line = b"%08x %s\n" % (zlib.crc32(text), text)
     if len(line) > _MAX_HEADER:
         return False
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(file) as unfinished, unfinished.open("wb") as out:
+    with optional_write(), cache_write(file) as unfinished:
+        with unfinished.open("wb") as out:
             out.write(line + bytes(_padding(len(line))))
             for part in parts:
                 out.write(part.data)
                 out.write(bytes(_padding(part.nbytes)))
-    except OSError:
-        return False
-    return True
+        return True
+    return False
 
 
 def _read_header(line: bytes) -> dict[str, Any]:

@@ -10,7 +10,10 @@ import numpy as np
 
 from fastaug.errors import DataError, few
 
-_MAX_CLASSES = 2**20  # a label of 2**62 would need as many class names
+MAX_CLASSES = 2**20
+"""A label of 2**62 would need as many class names."""
+_FEW_CLASSES = 100
+"""A set with so many classes may lack most of them: it may be a small part of another one."""
 
 
 def index_labels(
@@ -39,16 +42,34 @@ def index_labels(
     if values.dtype.kind not in "iu":
         raise DataError(f"{owner}: a label is too large: {max(map(abs, given))}")
     count = len(classes) if classes is not None else int(values.max()) + 1
-    if count > _MAX_CLASSES:
-        raise DataError(f"{owner}: {count:,} classes, at most {_MAX_CLASSES:,} are allowed")
+    if count > MAX_CLASSES:
+        raise DataError(f"{owner}: {count:,} classes, at most {MAX_CLASSES:,} are allowed")
     (wrong,) = np.nonzero((values < 0) | (values >= count))
     if len(wrong):
         raise DataError(
             f"{owner}: a label must be from 0 to {count - 1} ({count} classes), image {wrong[0]} "
             f"has {values[wrong[0]]}"
         )
+    if classes is None:
+        check_gaps(values, owner, "give `classes`")
     names = tuple(map(str, range(count))) if classes is None else tuple(classes)
     return names, values.astype(np.int64)
+
+
+def check_gaps(labels: np.ndarray, owner: str, name_them: str) -> None:
+    """Raise if most of many classes have no image: a single wrong label would make a network of
+    thousands of classes.
+
+    labels: [N] from 0. name_them: how the user names the classes, which allows any gap.
+    """
+    used = np.unique(labels)
+    count = int(used.max(initial=0)) + 1
+    if count > _FEW_CLASSES and count > 2 * len(used):
+        raise DataError(
+            f"{owner}: labels go up to {count - 1:,}, but only {len(used):,} of these {count:,} "
+            f"classes have images; number them from 0 to {len(used) - 1:,} without gaps, or "
+            f"{name_them}"
+        )
 
 
 def _named(

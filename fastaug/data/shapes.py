@@ -2,7 +2,6 @@
 
 import shutil
 import sys
-import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import numpy as np
 
 from fastaug.data.shapes_drawing import OUTLINES, draw_picture
 from fastaug.errors import DataError
-from fastaug.runtime.cache import cache_dir
+from fastaug.runtime.cache import cache_dir, one_at_a_time, unfinished_folder
 
 VERSION = 2
 """Part of the folder's name and of every seed; increase it when the drawing changes."""
@@ -30,21 +29,23 @@ def ensure_shapes(cache: Path | None = None) -> Path:
     root = (cache or cache_dir()) / f"shapes-v{VERSION}"
     try:
         if not root.is_dir():
-            _make_atomically(root, IMAGES_PER_CLASS)
+            with one_at_a_time(root.parent):
+                _make_atomically(root, IMAGES_PER_CLASS)
     except OSError as error:
         raise DataError(
             f"cannot write the built-in data set to {root} ({error.strerror or error}); "
-            "set FASTAUG_CACHE to a folder that can be written"
+            "free some space there, or set FASTAUG_CACHE to another folder"
         ) from error
     return root
 
 
 def _make_atomically(root: Path, images_per_class: Mapping[str, int]) -> None:
     """Write to a temporary folder and rename it, so that `root` is complete if it exists."""
+    if root.is_dir():  # made while this process waited
+        return
     count = len(CLASSES) * sum(images_per_class.values())
-    unfinished = root.with_name(f".{root.name}-{uuid.uuid4().hex}")
+    unfinished = unfinished_folder(root)
     try:
-        unfinished.mkdir(parents=True)
         print(f"fastaug: making the built-in data set, {count} images in {root}", file=sys.stderr)
         _write_images(unfinished, images_per_class)
         unfinished.rename(root)

@@ -9,7 +9,6 @@ falls with the frequency to the -2.7 and -2.4. cifar_like() cuts small images ou
 from __future__ import annotations
 
 import shutil
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
@@ -19,7 +18,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFilter
 
 from fastaug.errors import DataError
-from fastaug.runtime.cache import cache_dir
+from fastaug.runtime.cache import cache_dir, cache_write, unfinished_folder
 
 VERSION = 1
 """Part of the folder's name and of every seed; increase it when the drawing changes."""
@@ -64,7 +63,7 @@ def _errors_named(path: Path) -> Iterator[None]:
     except OSError as error:
         raise DataError(
             f"cannot write pictures to {path} ({error.strerror or error}); "
-            "set FASTAUG_CACHE to a folder that can be written"
+            "free some space there, or set FASTAUG_CACHE to another folder"
         ) from error
 
 
@@ -85,20 +84,15 @@ def _make_small(file: Path, photos: Path) -> None:
             top, left = (int(rng.integers(side - SMALL + 1)) for side in source.shape[:2])
             image[:] = source[top : top + SMALL, left : left + SMALL]
         arrays |= {f"{split}_images": images, f"{split}_labels": labels}
-    unfinished = file.with_name(f".{uuid.uuid4().hex}-{file.name}")
-    try:
-        np.savez(unfinished, **arrays)  # type: ignore[arg-type]
-        unfinished.rename(file)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    with cache_write(file) as unfinished, unfinished.open("wb") as out:
+        np.savez(out, **arrays)  # type: ignore[arg-type]
 
 
 def _make_photos(root: Path) -> None:
     """Write to a sibling of root and rename it, so that root is complete whenever it exists."""
-    unfinished = root.with_name(f".{root.name}-{uuid.uuid4().hex}")
+    unfinished = unfinished_folder(root)
     count = len(CLASSES) * PER_CLASS["train"]
     try:
-        unfinished.mkdir(parents=True)
         print(f"generating {count} photo-like pictures, once, in {root}", flush=True)
         for place, (split, number) in enumerate(PER_CLASS.items()):
             for label, name in enumerate(CLASSES):

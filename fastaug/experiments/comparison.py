@@ -89,6 +89,12 @@ class Comparison:
     """Settings in which they differ, the most telling ones first. Those that only decide where and
     how fast a run trains, such as --workers, come last."""
 
+    @property
+    def metrics_notes(self) -> list[str]:
+        """What is wrong with the metrics.jsonl of some runs: "run-3: metrics.jsonl: a pipe ..."."""
+        problems = ((one.name, one.run.metrics.problem) for one in self.runs)
+        return [f"{name}: {printable(problem)}" for name, problem in problems if problem]
+
     def best(self, measure: str) -> float | None:
         """Best value of a measure; None if all runs that have it are equal. An evaluation during
         training counts only if no run has a final one."""

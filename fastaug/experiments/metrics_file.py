@@ -1,39 +1,77 @@
-"""Reads a metrics.jsonl, also one that another process is still writing."""
+"""Reads a metrics.jsonl for plots, also one that another process is still writing."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-_READ_BYTES = 1_000_000
-"""Bytes of a metrics.jsonl that are parsed, about 5,000 lines."""
+from fastaug.experiments.report_format import number
+from fastaug.runs.metrics_records import BadLines, metrics_lines, parse_record
+
+Record = dict[str, Any]
+
+MOST_RECORDS = 10_000
+"""Evaluations that are kept, and other records. A plot shows few, and a long run has millions."""
+_KINDS = {"train", "partial", "eval"}
+_NUMBERS = ("step", "epoch", "loss", "nll", "kl", "top1", "tta_top1", "invariance")
+"""Kinds and numbers of records that are kept: the report shows no others."""
 
 
-def read_metrics(file: Path) -> Iterator[dict[str, Any]]:
-    """Records of a metrics.jsonl, none if there is no such file.
+class Metrics(NamedTuple):
+    """Records of a metrics.jsonl, and what is wrong with the file; "" if nothing is."""
 
-    A long training has millions of records and a plot shows few. From a large file come all
-    evaluations, the last record, and an even share of the others.
+    records: list[Record]
+    problem: str = ""
+
+
+class EvenShare:
+    """At most MOST_RECORDS of any number of items, at even distances."""
+
+    def __init__(self) -> None:
+        self.kept: list[tuple[int, Record]] = []
+        self._every, self._seen = 1, 0
+
+    def takes_next(self) -> bool:
+        """Count an item; True if it is to be kept."""
+        self._seen += 1
+        return (self._seen - 1) % self._every == 0
+
+    def keep(self, place: int, record: Record) -> None:
+        self.kept.append((place, record))
+        if len(self.kept) > MOST_RECORDS:
+            self.kept = self.kept[::2]
+            self._every *= 2
+
+
+def read_metrics(file: Path) -> Metrics:
+    """Records of a metrics.jsonl with the numbers of the report, none if there is no such file.
+
+    From a long file come an even share of the evaluations and of the others, and the last record.
+    Only these lines are checked.
     """
-    if not file.is_file():
-        return
-    every = max(1, file.stat().st_size // _READ_BYTES)
-    skipped = ""
-    with file.open(encoding="utf-8", errors="replace") as lines:
-        for place, line in enumerate(lines):
-            skipped = line if place % every and '"eval"' not in line else ""
-            if not skipped:
-                yield from _parse(line)
-    yield from _parse(skipped)
-
-
-def _parse(line: str) -> Iterator[dict[str, Any]]:
-    """The record of a line; none for a line that is incomplete or not a JSON object."""
+    evaluations, others, bad = EvenShare(), EvenShare(), BadLines()
+    problem, last = "", None
     try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
-        return
-    if isinstance(record, dict):
-        yield record
+        for line in metrics_lines(file):
+            share = evaluations if '"eval"' in line.text else others
+            last = None if share.takes_next() else line
+            if last is None and (record := parse_record(line.text)) is not None:
+                share.keep(line.number, _reduced(record))
+            elif last is None:
+                bad.add(line)
+    except OSError as error:
+        problem = f"{file.name}: {error.strerror or error}"
+    kept = sorted([*evaluations.kept, *others.kept], key=lambda item: item[0])
+    records = [record for _, record in kept]
+    if last is not None and (record := parse_record(last.text)) is not None:
+        records.append(_reduced(record))
+    return Metrics(records, problem or bad.describe())
+
+
+def _reduced(record: Record) -> Record:
+    """The parts of a record that the report uses: a stranger's may have any number of others."""
+    found = {name: v for name in _NUMBERS if (v := number(record.get(name))) is not None}
+    timing = record.get("timing")
+    speed = number(timing.get("views_per_s")) if isinstance(timing, dict) else None
+    kind = {"kind": record["kind"]} if record["kind"] in _KINDS else {}
+    return {**kind, **found, **({} if speed is None else {"timing": {"views_per_s": speed}})}

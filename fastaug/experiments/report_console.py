@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from rich.console import Console, JustifyMethod
@@ -21,6 +22,8 @@ _MAX_NAME = 34
 """Characters of a run's name that leave room for its settings."""
 _GAP = 2
 _MAX_EVIDENCE = 5
+_MAX_NOTES = 3
+"""Lines about folders that cannot be read, and about their files."""
 _NOT_FINAL = "*"
 _MEASURES = (("top1", "top-1"), ("tta_top1", "TTA top-1"), ("invariance", "invariance"))
 
@@ -72,8 +75,11 @@ def _most_recent(runs: Sequence[ComparedRun]) -> list[ComparedRun]:
 
 
 def _last_write(folder: Path) -> float:
-    files = (folder / name for name in ("config.json", "metrics.jsonl", "summary.json"))
-    return max((file.stat().st_mtime for file in files if file.exists()), default=0.0)
+    newest = 0.0
+    for name in ("config.json", "metrics.jsonl", "summary.json"):
+        with suppress(OSError):
+            newest = max(newest, (folder / name).lstat().st_mtime)
+    return newest
 
 
 def _measure(comparison: Comparison, one: ComparedRun, name: str) -> Text:
@@ -102,10 +108,13 @@ def _notes(
         yield f"the runs {also}differ in {few(hidden, 5, flag)}"
     if any(one.measures and not one.is_final for one in shown):
         yield f"{_NOT_FINAL} last evaluation during training"
-    for one in skipped[:3]:
+    yield from comparison.metrics_notes[:_MAX_NOTES]
+    if (more := len(comparison.metrics_notes) - _MAX_NOTES) > 0:
+        yield f"and {counted(more, 'more run')} whose metrics.jsonl is wrong; the page lists them"
+    for one in skipped[:_MAX_NOTES]:
         yield printable(f"skipped {one.folder}: {one.reason}")
-    if len(skipped) > 3:
-        yield f"and {counted(len(skipped) - 3, 'more skipped folder')}; the page lists them"
+    if (more := len(skipped) - _MAX_NOTES) > 0:
+        yield f"and {counted(more, 'more skipped folder')}; the page lists them"
 
 
 def show_claims(sweeps: Sequence[PaperSweep]) -> None:

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 from fastaug.engine.metrics import is_percentage
 
 MISSING = "–"  # noqa: RUF001
-_LARGEST = 1e100
-"""The difference of two larger values could be infinite."""
+_LARGEST, _SMALLEST = 1e100, 1e-100
+"""The difference of two larger values could be infinite, and smaller ones count as 0: a thousandth
+of them could be 0."""
 
 
 class Cell(NamedTuple):
@@ -21,11 +22,13 @@ class Cell(NamedTuple):
 
 
 def number(value: Any) -> float | None:
-    """A value as a finite float; None for anything else."""
+    """A value as a finite float; None for anything else. Too small a value is 0."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     # Compared before the conversion: an int may be too large for a float.
-    return float(value) if abs(value) < _LARGEST else None
+    if not abs(value) < _LARGEST:  # also NaN
+        return None
+    return float(value) if abs(value) > _SMALLEST else 0.0
 
 
 def percent(value: float) -> str:

@@ -13,12 +13,14 @@ from markupsafe import Markup
 from PIL import Image
 
 from fastaug.experiments.plotting import render
+from fastaug.runtime.folder_files import read_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PICTURE_WIDTH = 1200
-_MAX_PIXELS = 80_000_000
+_MAX_BYTES, _MAX_PIXELS = 2**26, 40_000_000
+"""A views.png of 64 views with 224 pixels has 29 million pixels. These take 350 MB to convert."""
 _SVG, _XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
 
 
@@ -59,7 +61,8 @@ def _prefixed(key: str, value: str, prefix: str) -> str:
 def jpeg_url(file: Path) -> str:
     """A PNG file as a data: URL with a JPEG, scaled down to the page's width. A PNG of photographs
     would be five times as large."""
-    with Image.open(file, formats=["PNG"]) as picture:
+    content = io.BytesIO(read_file(file, _MAX_BYTES))
+    with Image.open(content, formats=["PNG"]) as picture:
         if picture.width * picture.height > _MAX_PIXELS:
             raise ValueError(f"{picture.width} x {picture.height} pixels is too large")
         small = picture.convert("RGB")

@@ -13,11 +13,10 @@ from typing import Any, get_args
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
-from PIL import Image
 
 import fastaug
 from fastaug.config import free_on_resume
-from fastaug.errors import first_line, printable
+from fastaug.errors import printable
 from fastaug.experiments.claims import PaperSweep
 from fastaug.experiments.comparison import ComparedRun, Comparison
 from fastaug.experiments.report_anchors import Anchors
@@ -35,6 +34,7 @@ from fastaug.experiments.report_media import jpeg_url
 from fastaug.experiments.report_paper import paper_data
 from fastaug.experiments.report_plots import Series, overlaid_plots, run_plots
 from fastaug.experiments.results import Results, Run, State
+from fastaug.experiments.run_files import short_reason
 from fastaug.settings import flag
 
 Data = dict[str, Any]
@@ -79,6 +79,7 @@ def write_page(
         sources=sources,
         states=[f"{states[state]:,} {state}" for state in get_args(State) if states[state]],
         skipped=results.skipped,
+        metrics_notes=comparison.metrics_notes,
         effect=comparison.effect(),
         columns=[(flag(name), _column_class(comparison, name)) for name in names],
         more_settings=[flag(name) for name in comparison.differing if name not in names],
@@ -197,12 +198,14 @@ def _pictures(comparison: Comparison, anchors: Anchors) -> tuple[dict[str, Data]
     notes = []
     for one in comparison.runs:
         run, anchor, file = one.run, anchors.views(one.run), one.run.folder / "views.png"
-        if anchor in pictures or len(pictures) == _MAX_PICTURES or not file.is_file():
+        if anchor in pictures or len(pictures) == _MAX_PICTURES:
             continue
         try:
             source = jpeg_url(file)
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-            notes.append(f"{printable(str(file))}: no picture ({printable(first_line(error))})")
+        except FileNotFoundError:
+            continue
+        except Exception as error:  # a decoder raises almost anything for damaged files
+            notes.append(f"{printable(str(file))}: no picture ({printable(short_reason(error))})")
             continue
         views = counted(run.config.view.views, "view")
         how = f"with {views} each, --augment {run.config.view.augment}"

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections import defaultdict
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, count
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple, get_args
 
 from fastaug.config import TrainConfig, free_on_resume, setting_owners
-from fastaug.errors import DataError, FastaugError, describe_error, first_line
-from fastaug.experiments.metrics_file import read_metrics
+from fastaug.errors import DataError
+from fastaug.experiments.metrics_file import Metrics, read_metrics
 from fastaug.experiments.report_format import number
+from fastaug.experiments.run_files import read_run_config, read_summary, short_reason
 from fastaug.kernels.config import Average
-from fastaug.normalization import Normalization
 from fastaug.runs.lock import is_locked
 from fastaug.settings import flag
 
@@ -66,15 +64,17 @@ class Run:
     folder: Path
     config: TrainConfig
     summary: dict[str, Any]
-    """summary.json; empty if the run has none yet."""
+    """Fields of summary.json; empty if the run has none yet."""
     state: State
 
     @cached_property
+    def metrics(self) -> Metrics:
+        return read_metrics(self.folder / "metrics.jsonl")
+
+    @property
     def records(self) -> list[dict[str, Any]]:
         """Records of metrics.jsonl; of a long run a share of them."""
-        with suppress(OSError):
-            return list(read_metrics(self.folder / "metrics.jsonl"))
-        return []
+        return self.metrics.records
 
     @property
     def step(self) -> int:
@@ -90,7 +90,7 @@ class Run:
         for record in reversed(self.records):
             step, epoch = number(record.get("step")), number(record.get("epoch"))
             if step and epoch:
-                return round(self.config.optim.epochs * step / epoch)
+                return round(number(self.config.optim.epochs * step / epoch) or 0)
         return 0
 
     @property
@@ -177,10 +177,8 @@ def find_results(roots: Sequence[str | Path]) -> Results:
     for folder in _run_folders(roots):
         try:
             runs.append(_read_run(folder))
-        except FastaugError as error:
-            skipped.append(Skipped(folder, first_line(error)))
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            skipped.append(Skipped(folder, describe_error(error)))
+        except (OSError, DataError) as error:
+            skipped.append(Skipped(folder, short_reason(error)))
     finished = [run for run in runs if run.state == "finished"]
     return Results(tuple(runs), tuple(_families(finished)), tuple(skipped))
 
@@ -193,29 +191,42 @@ def _run_folders(roots: Sequence[str | Path]) -> list[Path]:
         if not top.is_dir():
             what = "is a file" if top.exists() else "no such folder"
             raise DataError(f"{root}: {what}; give a run folder or a folder above run folders")
-        for folder, below, files in os.walk(top):
-            if {"config.json", "metrics.jsonl"} & {*files}:
-                below.clear()  # run folders are not nested
-                found.setdefault(Path(folder).resolve(), Path(folder))
-            below.sort()
+        # Not os.walk, which recurses: a stranger's folders may be nested a thousand deep.
+        waiting = [top]
+        while waiting:
+            folder = waiting.pop()
+            below, files = _entries(folder)
+            if {"config.json", "metrics.jsonl"} & files:  # run folders are not nested
+                found.setdefault(folder.resolve(), folder)
+            else:
+                waiting += [folder / name for name in sorted(below, reverse=True)]
     return list(found.values())
+
+
+def _entries(folder: Path) -> tuple[set[str], set[str]]:
+    """Names of the folders in a folder, and of all else, links included; empty if unreadable."""
+    try:
+        with os.scandir(folder) as found:
+            entries = {entry.name: entry.is_dir(follow_symlinks=False) for entry in found}
+    except OSError:
+        return set(), set()
+    below = {name for name, is_folder in entries.items() if is_folder}
+    return below, entries.keys() - below
 
 
 def read_config(folder: Path) -> TrainConfig | None:
     """Config of a run folder, finished or not; None if it cannot be read."""
     try:
-        return TrainConfig.from_saved(_read_json(folder / "config.json"))
-    except (OSError, ValueError, TypeError, FastaugError):
+        return read_run_config(folder)
+    except DataError:
         return None
 
 
 def _read_run(folder: Path) -> Run:
-    """A run in any state; an error if its files cannot be read or have values of wrong types."""
-    config = TrainConfig.from_saved(_read_json(folder / "config.json"))
+    """A run in any state; DataError if its files cannot be read or have values of wrong kinds."""
+    config = read_run_config(folder)
     is_running = is_locked(folder)  # checked first: a run that ends after this has its summary
-    has_summary = (folder / "summary.json").exists()
-    summary = _read_json(folder / "summary.json") if has_summary else {}
-    _check_kinds(config, summary)
+    summary = read_summary(folder)
     if summary.get("finished"):
         return Run(folder, config, summary, "finished")
     if is_running:
@@ -225,37 +236,6 @@ def _read_run(folder: Path) -> Run:
     # A resumed run may have been stopped again since the summary was written.
     is_current = run.step <= (number(summary.get("step")) or 0)
     return replace(run, summary=summary) if is_current else run
-
-
-def _check_kinds(config: TrainConfig, summary: dict[str, Any]) -> None:
-    """Raise TypeError for values of wrong types: run folders may come from anyone."""
-    components = get_type_hints(TrainConfig).values()
-    hints = {name: kind for part in components for name, kind in get_type_hints(part).items()}
-    for name, kind in hints.items():
-        if kind == Normalization:
-            continue  # checked when the config was made
-        plain = kind if isinstance(kind, type) else str if get_origin(kind) is Literal else tuple
-        wanted = (int, float) if plain is float else plain
-        if not isinstance(config.get(name), wanted):
-            raise TypeError(f"{name} must be a {plain.__name__}")
-    if not summary:
-        return
-    for name in ("measures", *(["validation"] if "validation" in summary else [])):
-        measures = summary.get(name)
-        if not isinstance(measures, dict) or number(measures.get("top1")) is None:
-            raise DataError(f"summary.json has no {name} with a top1")
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        raise DataError(f"it has no {file.name}")
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"{file.name} cannot be read ({first_line(error)})") from error
-    if not isinstance(value, dict):
-        raise DataError(f"{file.name} is not a JSON object")
-    return value
 
 
 def _families(runs: Sequence[Run]) -> list[Family]:

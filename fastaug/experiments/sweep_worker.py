@@ -19,6 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from fastaug.config import TrainConfig
 from fastaug.errors import ConfigError, printable
+from fastaug.experiments.report_format import number
 from fastaug.experiments.sweep_config import GRID, SweepConfig
 from fastaug.experiments.sweep_plan import Configs, Plan
 from fastaug.experiments.sweep_study import Stage, StageStatus
@@ -169,7 +170,13 @@ class _Worker:
         for key, value in {**attributes, "config": config.to_flat(), "summary": summary}.items():
             trial.set_user_attr(key, value)
         select_on = self._plan.sweep.select_on
-        top1 = summary["validation" if select_on == "validation" else "measures"]["top1"]
+        images = "validation" if select_on == "validation" else "measures"
+        found = summary.get(images)
+        top1 = number(found.get("top1")) if isinstance(found, dict) else None
+        if top1 is None:
+            raise RunFailedError(
+                f"{folder}: summary.json has no {images} with a top1; remove the folder"
+            )
         self._progress.line(f"{name}: {select_on} top-1 {100 * top1:.1f}%")
         return top1
 

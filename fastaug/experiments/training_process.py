@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import signal
 import subprocess
@@ -17,7 +16,10 @@ from typing import Any
 from fastaug.config import TrainConfig, setting_owners
 from fastaug.errors import FastaugError
 from fastaug.recipes import get_recipe
+from fastaug.runs.contents import check_contents
 from fastaug.runs.initial_weights import FOLLOWED
+from fastaug.runs.metrics_records import parse_record
+from fastaug.runtime.folder_files import open_regular, read_json_object
 from fastaug.runtime.signals import TrainingInterruptedError
 from fastaug.settings import flag, switch, typed
 
@@ -77,7 +79,9 @@ def run_training(
     module = [*(launcher if ranks > 1 else []), "-m", "fastaug.train"]
     command = [sys.executable, *module, *train_flags(config, folder)]
     folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / "output.txt", "ab") as output:
+    check_contents(folder)
+    appending = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+    with open(open_regular(folder / "output.txt", appending), "ab") as output:
         output.write(f"$ {' '.join(command[1:])}\n".encode())
         output.flush()
         process = subprocess.Popen(
@@ -118,22 +122,23 @@ def _result(config: TrainConfig, folder: Path, code: int) -> dict[str, Any]:
 
 def finished_summary(folder: Path) -> dict[str, Any] | None:
     """summary.json of a finished run, else None."""
-    with suppress(OSError, json.JSONDecodeError):
-        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    with suppress(OSError, ValueError):
+        summary = read_json_object(folder / "summary.json")
         if summary.get("finished"):
             return summary
     return None
 
 
 def _last_step(folder: Path) -> int:
-    with suppress(OSError, json.JSONDecodeError, KeyError):
-        return json.loads(_last_line(folder / "metrics.jsonl"))["step"]
+    with suppress(OSError):
+        if record := parse_record(_last_line(folder / "metrics.jsonl")):
+            return record["step"]
     return 0
 
 
 def _last_line(file: Path) -> str:
-    with open(file, "rb") as opened:
-        opened.seek(max(0, file.stat().st_size - _TAIL))
+    with open(open_regular(file), "rb") as opened:
+        opened.seek(max(0, os.fstat(opened.fileno()).st_size - _TAIL))
         lines: Sequence[str] = opened.read().decode(errors="replace").strip().splitlines()
     return lines[-1] if lines else "no output"
 

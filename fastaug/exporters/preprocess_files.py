@@ -9,8 +9,11 @@ from typing import Any
 from fastaug.errors import ExportError
 from fastaug.exporters import preprocess
 from fastaug.runtime.atomic import atomic_write, write_json
+from fastaug.runtime.folder_files import read_file, read_json_object
 
 CODE = Path(preprocess.__file__)
+_CODE_BYTES = 2**20
+"""Most bytes of a preprocess.py that is compared: fastaug's has 2 KB."""
 
 
 def check_preprocess_files(folder: Path, about: dict[str, Any]) -> None:
@@ -44,13 +47,13 @@ def write_preprocess_files(folder: Path, about: dict[str, Any]) -> None:
 
 def _description(file: Path) -> Any:
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        return read_json_object(file)
+    except (OSError, ValueError):
         return None
 
 
 def _first_line(file: Path) -> str | None:
     try:
-        return file.read_text(encoding="utf-8").partition("\n")[0]
+        return read_file(file, _CODE_BYTES).decode().partition("\n")[0]
     except (OSError, ValueError):
         return None

@@ -137,12 +137,17 @@ def name_of(kernel: str | Kernel) -> str:
 
 
 def _automatic(logits: Tensor, average: Average | None, soft: bool) -> Kernel:
+    reasons = {}
     for kernel in _OWN:
-        if why_unsupported(kernel, logits, average, soft) is not None:
+        if (reason := why_unsupported(kernel, logits, average, soft)) is not None:
+            reasons[kernel.name] = reason
             continue
         report = _admission_of(kernel, logits.device, soft)
         if report.admitted:
-            _log_once(logging.INFO, f"loss kernel: {kernel.name}")
+            # The others are for GPUs, which a CPU's user does not miss.
+            native = reasons.get("native") if logits.device.type == "cpu" else None
+            why = f" (native: {native})" if native else ""
+            _log_once(logging.INFO, f"loss kernel: {kernel.name}{why}")
             return kernel
         _log_once(logging.WARNING, str(report), key=str(replace(report, cached=False)))
     raise KernelUnavailableError(f"no loss kernel takes {logits.dtype} logits on {logits.device}")

@@ -21,6 +21,7 @@ from fastaug.errors import CheckpointError
 from fastaug.runs.checkpoint import write_atomically, write_checkpoint
 from fastaug.runs.weights import weights_as_safetensors
 from fastaug.runtime.atomic import TEMPORARY, atomic_write
+from fastaug.runtime.folder_files import check_real_folder
 
 FOLDER = "checkpoints"
 RETRY_SECONDS = (1.0, 3.0, 10.0, 30.0, 60.0)
@@ -128,6 +129,7 @@ class CheckpointWriter:
     def _write_last(self, state: dict[str, Any]) -> None:
         kept = self._folder / FOLDER
         kept.mkdir(parents=True, exist_ok=True)
+        check_real_folder(kept)
         newest = kept / step_name(state["step"])
         write_checkpoint(newest, state)
         _link(newest, self._folder / "last.pt")

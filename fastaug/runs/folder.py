@@ -23,9 +23,12 @@ from fastaug.config import TrainConfig
 from fastaug.errors import ConfigError, printable
 from fastaug.runs.checkpoint import write_atomically
 from fastaug.runs.checkpoint_writer import CheckpointWriter
+from fastaug.runs.contents import check_contents
 from fastaug.runs.lock import FolderLock
 from fastaug.runs.loggers.open import open_loggers
+from fastaug.runs.metrics_records import BadLines, metrics_lines, parse_record
 from fastaug.runtime.atomic import atomic_write, write_json
+from fastaug.runtime.folder_files import BadFileError, create_file, open_regular
 
 SUMMARY_TRIES = 10
 """Attempts to write the last file of a run, a second apart."""
@@ -68,14 +71,19 @@ class RunFolder:
             self._lock = FolderLock(path, self._say)
             with ExitStack() as undo:
                 undo.callback(self._lock.release)
+                check_contents(path)
                 self._check_still()
                 write_json(path / "config.json", self._config.to_flat())
                 metrics = path / "metrics.jsonl"
                 self._keep_metrics_until(metrics, resume_step or 0, self._evaluated_epochs)
-                self._metrics = os.open(metrics, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+                self._metrics = open_regular(metrics, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
                 undo.callback(os.close, self._metrics)
                 self._loggers = open_loggers(self._config, resume_step, self._say)
                 undo.pop_all()
+        except BadFileError as error:
+            raise ConfigError(
+                f"{error.filename}: {error.strerror}; move it aside, or choose another --out"
+            ) from error
         except OSError as error:
             raise ConfigError(
                 f"--out {path}: cannot be written ({error.strerror or error})"
@@ -125,10 +133,11 @@ class RunFolder:
         self._bad_images = lines
         file = self.path / "bad-images.txt"
         with suppress(OSError):
-            file.unlink(missing_ok=True)
-            if lines:
-                text = "".join(f"{printable(line)}\n" for line in lines)
-                file.write_text(text, encoding="utf-8", errors="backslashreplace")
+            if not lines:
+                file.unlink(missing_ok=True)
+                return
+            with open(create_file(file), "w", encoding="utf-8", errors="backslashreplace") as out:
+                out.writelines(f"{printable(line)}\n" for line in lines)
 
     def write_bad_batch(self, batch: dict[str, Any]) -> Path:
         """bad-batch.pt, for torch.load."""
@@ -167,14 +176,12 @@ class RunFolder:
 
     # --- checkpoints ---
 
-    def is_checkpoint_due(self, step: int) -> bool:
-        """True if --checkpoint-every or --checkpoint-minutes asks for one after this step."""
-        every, seconds = self._config.run.checkpoint_every, 60 * self._config.run.checkpoint_minutes
-        if not self._is_open:
-            return False
-        if every and step % every == 0:
-            return True
-        return bool(seconds) and time.monotonic() - self._last_saved >= seconds
+    @property
+    def is_checkpoint_time(self) -> bool:
+        """True if the last checkpoint is --checkpoint-minutes old."""
+        seconds = 60 * self._config.run.checkpoint_minutes
+        is_due = bool(seconds) and time.monotonic() - self._last_saved >= seconds
+        return self._is_open and is_due
 
     def save(self, state: dict[str, Any], *, best: bool = False) -> None:
         """Copy the state; it is written asynchronously."""
@@ -238,29 +245,30 @@ class RunFolder:
                 f"{newest:,}; run the same command again to continue from there"
             )
 
-    @staticmethod
-    def _keep_metrics_until(file: Path, step: int, evaluated_epochs: int | None) -> None:
-        """Drop lines that a resumed run writes again, those of the stop, and a torn one."""
+    def _keep_metrics_until(self, file: Path, step: int, evaluated_epochs: int | None) -> None:
+        """Drop lines that a resumed run writes again, those of the stop, a torn one, and those that
+        are not records."""
         if not file.exists():
             return
-        kept = []
-        for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
-            try:
-                record = json.loads(line)
-            except json.JSONDecodeError:
-                continue
-            kind, again = record["kind"], False
-            if kind == "eval" and evaluated_epochs is not None:
-                # Ended between an evaluation and the checkpoint that knows of it.
-                again = record["epoch"] > evaluated_epochs
-            if record["step"] <= step and kind not in ("partial", "final") and not again:
-                kept.append(line + "\n")
-        with atomic_write(file) as temporary:
-            temporary.write_text("".join(kept), encoding="utf-8")
+        bad = BadLines()
+        with atomic_write(file) as temporary, temporary.open("w", encoding="utf-8") as kept:
+            for line in metrics_lines(file):
+                if (record := parse_record(line.text)) is None:
+                    bad.add(line)
+                    continue
+                kind, again = record["kind"], False
+                if kind == "eval" and evaluated_epochs is not None:
+                    # Ended between an evaluation and the checkpoint that knows of it.
+                    again = record["epoch"] > evaluated_epochs
+                if record["step"] <= step and kind not in ("partial", "final") and not again:
+                    kept.write(line.text + "\n")
+        if bad.count:
+            self._say(f"warning: {self.path}: {bad.describe()}")
 
 
 def check_writable(path: Path) -> None:
-    """Refuse a run folder that cannot be made or written. Leaves nothing behind."""
+    """Refuse a run folder that cannot be made or written, or has links. Leaves nothing behind."""
+    check_contents(path)
     made = []
     try:
         for folder in (*reversed(path.parents), path):

@@ -10,6 +10,7 @@ from fastaug.config import TrainConfig
 from fastaug.errors import CheckpointError, ConfigError, DamagedCheckpointError, few
 from fastaug.runs.checkpoint import load_checkpoint
 from fastaug.runs.checkpoint_writer import FOLDER, kept_checkpoints, step_name
+from fastaug.runs.contents import check_contents
 from fastaug.runs.lock import wait_until_free
 from fastaug.runtime.torchrun import launch_timestamp, num_nodes, torchrun_id, was_restarted
 
@@ -20,6 +21,7 @@ def newest_checkpoint(folder: Path, say: Callable[[str], None]) -> Path | None:
     Damaged ones are renamed, so that no later step counts as older than them, and reported. If none
     is intact they stay where they are: another try must not start from the beginning.
     """
+    check_contents(folder)
     wait_until_free(folder, say)
     whole: dict[Path, int] = {}
     damaged: dict[Path, DamagedCheckpointError] = {}
@@ -81,7 +83,7 @@ def _newest_run() -> Path | None:
 def _runs_in(folder: Path) -> list[Path]:
     """Run folders with a checkpoint directly below a folder, the newest first."""
     files = [*folder.glob("*/last.pt*"), *folder.glob(f"*/{FOLDER}/step-*.pt")]
-    files.sort(key=lambda path: path.stat().st_mtime, reverse=True)
+    files.sort(key=lambda path: path.lstat().st_mtime, reverse=True)
     return list(dict.fromkeys(map(run_of, files)))
 
 

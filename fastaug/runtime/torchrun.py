@@ -8,15 +8,20 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from pathlib import Path
 
 import torch
 from torch.distributed import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from fastaug.runtime.distributed import TIMEOUT, Group
+from fastaug.runtime.distributed import TIMEOUT, Group, lost_rank
+from fastaug.runtime.interfaces import check_resolves, use_reachable_interface
 
 _POLL_SECONDS = 0.05
+
+# Until all ranks have found each other: they may still be importing torch, from a slow disk.
+START_TIMEOUT = timedelta(minutes=10)
 
 
 @contextmanager
@@ -26,19 +31,40 @@ def join_process_group() -> Iterator[Group]:
     if "RANK" not in os.environ or ranks == 1:
         yield Group()
         return
-    store, rank, ranks = next(rendezvous("env://", timeout=TIMEOUT))
-    # For messages between hosts; Group.on adds NCCL when the device is known.
-    torch.distributed.init_process_group(
-        "gloo", store=_own_store(store, rank, ranks), rank=rank, world_size=ranks, timeout=TIMEOUT
-    )
-    group = Group(rank, ranks, int(os.environ.get("LOCAL_RANK", 0)))
-    yield group
+    with _one_line_errors():
+        group = _join()
+        yield group
     # Ranks leave together, so that none loses another. Not after an error: others may be gone.
     # The group is not destroyed: gloo's threads sometimes abort the process then (once in 16 runs),
     # and cli.run exits without cleanup.
     _ignore_late_signals()
     with suppress(RuntimeError):  # another rank is gone already, and nothing is left to do
         group.gather(None)
+
+
+@contextmanager
+def _one_line_errors() -> Iterator[None]:
+    """An error that means that another rank cannot be reached is a RankLostError."""
+    try:
+        yield
+    except Exception as error:
+        if lost := lost_rank(error):
+            raise lost from error
+        raise
+
+
+def _join() -> Group:
+    check_resolves(os.environ["MASTER_ADDR"])
+    store, rank, ranks = next(rendezvous("env://", timeout=START_TIMEOUT))
+    store = _own_store(store, rank, ranks)
+    if num_nodes() > 1:
+        use_reachable_interface(store)
+    # For messages between hosts; Group.on adds NCCL when the device is known.
+    torch.distributed.init_process_group(
+        "gloo", store=store, rank=rank, world_size=ranks, timeout=START_TIMEOUT
+    )
+    torch.distributed.set_timeout(TIMEOUT)
+    return Group(rank, ranks, int(os.environ.get("LOCAL_RANK", 0)))
 
 
 def _ignore_late_signals() -> None:

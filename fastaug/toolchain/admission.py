@@ -19,8 +19,7 @@ from typing import Any
 import torch
 
 from fastaug.errors import describe_error
-from fastaug.runtime.atomic import atomic_write
-from fastaug.runtime.cache import cache_dir
+from fastaug.runtime.cache import cache_dir, cache_write, optional_write
 from fastaug.toolchain.build import digest
 from fastaug.toolchain.child import ChildFailedError, NoChildError, compare_in_child
 
@@ -98,7 +97,7 @@ def check(
             return replace(AdmissionReport(**json.loads(file.read_text())), cached=True)
     report = _compared(compare, kernel, device, kernel if sent is None else sent)
     if file is not None:
-        with suppress(OSError):
+        with optional_write():
             _store(report, file)
     return report
 
@@ -107,8 +106,7 @@ def _store(report: AdmissionReport, file: Path) -> None:
     if not report.conclusive:
         file.unlink(missing_ok=True)
         return
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_write(file) as unfinished:
+    with cache_write(file) as unfinished:
         unfinished.write_text(json.dumps(asdict(report)))
 
 

@@ -13,8 +13,13 @@ from pathlib import Path
 import torch
 
 from fastaug.errors import FastaugError, KernelUnavailableError
-from fastaug.runtime.atomic import atomic_write
-from fastaug.runtime.cache import cache_dir
+from fastaug.runtime.cache import (
+    cache_dir,
+    cache_write,
+    one_at_a_time,
+    warn_unwritable,
+    why_unwritable,
+)
 
 log = logging.getLogger("fastaug")
 
@@ -70,24 +75,65 @@ def digest(files: Iterable[Path], *more: str) -> str:
 def built(name: str, make: Callable[[Path], None]) -> Path:
     """The file of this name in the cache; if there is none, make(path) writes it.
 
-    The name must determine the content. Without a writable cache, the file is made in a temporary
-    folder of this process.
+    The name must determine the content. If the cache is full or cannot be written, the file is made
+    in a temporary folder of this process.
     """
-    try:
-        file = cache_dir() / "kernels" / name
-        if not file.is_file():
-            file.parent.mkdir(parents=True, exist_ok=True)
-            with atomic_write(file) as unfinished:
-                make(unfinished)
+    folder = _cache_folder()
+    if folder is None:
+        return _own_file(name, make)
+    file = folder / name
+    if file.is_file():
         return file
-    except (OSError, FastaugError) as error:
-        if isinstance(error, KernelUnavailableError):
-            raise
+    with one_at_a_time(folder):
+        if file.is_file():
+            return file
+        if (unwritable := why_unwritable(folder)) is None:
+            try:
+                with cache_write(file) as unfinished:
+                    make(unfinished)
+                return file
+            except (OSError, KernelUnavailableError) as error:
+                # A compiler does not report in a reliable way that it had no room.
+                unwritable = why_unwritable(folder)
+                if unwritable is None and isinstance(error, OSError):
+                    unwritable = error
+                if unwritable is None:
+                    raise _named(error) from error
+    warn_unwritable(unwritable)
+    return _own_file(name, make)
+
+
+def _cache_folder() -> Path | None:
+    try:
+        return cache_dir() / "kernels"
+    except FastaugError as error:
+        log.info("kernels are compiled for this run only: %s", error)
+        return None
+
+
+def _own_file(name: str, make: Callable[[Path], None]) -> Path:
+    """The file of this name in a temporary folder of this process."""
+    try:
         file = Path(_own_folder().name) / name
         if not file.is_file():
-            log.info("%s is compiled for this run only: %s", name, error)
             make(file)
         return file
+    except (OSError, KernelUnavailableError) as error:
+        raise _named(error) from error
+
+
+def _named(error: Exception) -> KernelUnavailableError:
+    """The reason why nothing was made: compilers need room for temporary files, too."""
+    try:
+        full = why_unwritable(Path(tempfile.gettempdir()))
+    except OSError as reason:  # the search for a folder that can be written
+        full = reason
+    if full is not None:
+        return KernelUnavailableError(
+            f"cannot be compiled: the folder for temporary files cannot be written ({full}); free "
+            "some space there, or set TMPDIR to another folder"
+        )
+    return KernelUnavailableError(str(error))
 
 
 @cache

@@ -28,6 +28,8 @@ LONGEST_SIDE = 2**20
 """Maximum side of a box in pixels: the kernel counts with 32 bits."""
 LONGEST_VIEW = 2**14
 """Maximum side of a view in pixels, for the same reason."""
+MAX_NUMBER = 2**30
+"""Maximum of an operation's numbers: the kernel converts some to 32 bits."""
 
 _ENCODED = tuple((place, s.encode) for place, s in enumerate(OPERATIONS) if s.encode is not None)
 _GEOMETRIC = np.array([spec.kernel == "MOVE" for spec in OPERATIONS])
@@ -114,6 +116,11 @@ def encode_layers(plans: ViewPlans) -> np.ndarray:
         raise DataError(
             f"a plan's operations must be 0 to {len(OPERATIONS) - 1}, "
             f"got {operations.min()} to {operations.max()}"
+        )
+    if not (allowed := np.abs(arguments) <= MAX_NUMBER).all():  # NaN neither
+        raise DataError(
+            f"a plan's arguments must be numbers from {-MAX_NUMBER:,} to {MAX_NUMBER:,}, "
+            f"got {arguments[np.argmin(allowed.all(-1))].tolist()}"
         )
     numbers, codes = layers["numbers"], kernel_codes()
     numbers[:, :MAX_ARGUMENTS] = arguments

@@ -13,6 +13,7 @@
 #include <random>
 #include <vector>
 
+#include "exact_memory.h"
 #include "threads_of_a_block.h"
 #include "views.cpp"
 
@@ -27,16 +28,6 @@ double real(double low, double high) {
 bool chance(double p) { return real(0, 1) < p; }
 
 // --- what a batch is made of ---
-
-// Not a vector: its capacity may be more than its size, and what is written beyond would not show.
-template <class T>
-struct Exactly {
-  explicit Exactly(size_t count) : count(count), data(new(std::align_val_t(64)) T[count]) {}
-  Exactly(Exactly&& other) : count(other.count), data(other.data) { other.data = nullptr; }
-  ~Exactly() { ::operator delete[](data, std::align_val_t(64)); }
-  const size_t count;
-  T* data;
-};
 
 double extreme() {
   const double numbers[] = {0, -0.0, 1e-9, -1e-9, 255, 256, -1, 1e6, -1e6, 2147483520.0};
@@ -117,24 +108,19 @@ template <class T>
 void by_block(const View& view, const Layer* layers, const Form& form, T* out, int teams,
               int lanes) {
   const int strip = whole(1, 3);
-  const Side x(view.box_width, form.size, form.filter), y(view.box_height, form.size, form.filter);
-  const Room room(view, layers, form);
-  Exactly<float> scratch(Layout(form.size, LANES, x, y, strip).size);
-  Exactly<byte> first(room.first), second(room.second), box(room.box);
-  byte* const box_data = room.box ? box.data : nullptr;
-  std::memset((void*)scratch.data, 0xff, 4 * scratch.count);  // not a number, if it is ever used
+  with_exact_memory(view, layers, form, strip, [&](float* scratch, byte* first, byte* second,
+                                                   byte* box) {
 #ifndef FUZZ_BLOCK_THREADS
-  OneThread block;
-  ViewProgram<OneThread, T>(block, view, layers, form, scratch.data, first.data, second.data,
-                            box_data, strip)
-      .run(out);
-#else
-  run_block(teams, lanes, [&](Threaded& block) {
-    ViewProgram<Threaded, T>(block, view, layers, form, scratch.data, first.data, second.data,
-                             box_data, strip)
+    OneThread block;
+    ViewProgram<OneThread, T>(block, view, layers, form, scratch, first, second, box, strip)
         .run(out);
-  });
+#else
+    run_block(teams, lanes, [&](Threaded& block) {
+      ViewProgram<Threaded, T>(block, view, layers, form, scratch, first, second, box, strip)
+          .run(out);
+    });
 #endif
+  });
 }
 
 // --- comparing ---

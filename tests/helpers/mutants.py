@@ -53,13 +53,13 @@ def png(
     return b"\x89PNG\r\n\x1a\n" + header + extra + data + chunk(b"IEND", b"")
 
 
-def whole_images(rng: np.random.Generator) -> dict[str, bytes]:
+def whole_images(rng: np.random.Generator, width: int = 75, height: int = 58) -> dict[str, bytes]:
     """One sound image of each kind."""
-    rgb = photo(rng)
+    rgb = photo(rng, width, height)
     alpha = rgb.copy()
     alpha.putalpha(Image.fromarray(rng.integers(0, 256, (rgb.height, rgb.width), np.uint8)))
     deep = Image.fromarray(rng.integers(0, 65536, (40, 50), np.uint16))
-    more = [photo(rng), photo(rng)]
+    more = [photo(rng, width, height), photo(rng, width, height)]
     return {
         "jpeg": encode(rgb, "JPEG", subsampling=2),
         "jpeg-444": encode(rgb, "JPEG", quality=95, subsampling=0),

@@ -81,7 +81,8 @@ class TestOnlyTorchAndNumpy:
         """python -m fastaug.train, which fails at its first import, and fastaug train."""
         script = f"""
             import runpy
-            sys.argv = ["fastaug", "train"]
+            sys.argv = ["-m", "train"]  # as Python has them while it imports the package
+            sys.orig_argv = [sys.executable, "-m", {module!r}, "train"]
             runpy.run_module({module!r}, run_name="__main__", alter_sys=True)
         """
         result = run(script, bare, tmp_path)

@@ -254,15 +254,21 @@ def test_no_runs_named_is_a_mistake(capsys: pytest.CaptureFixture) -> None:
 def test_runs_with_odd_records_are_shown(tmp_path: Path) -> None:
     """From anyone: lines that are no objects, values that are no numbers, a views.png that is not
     a picture, a folder name that is not UTF-8."""
-    lines = [{"kind": "train", "epoch": HOSTILE, "loss": "x"}, {"kind": "eval", "top1": True}]
-    lines.append({"kind": "eval", "epoch": 1, "top1": 0.5})
+    train, evaluation = {"kind": "train", "step": 1}, {"kind": "eval", "step": 1}
+    lines: list[dict] = [train | {"epoch": HOSTILE, "loss": "x"}, evaluation | {"top1": True}]
+    lines.append(evaluation | {"epoch": 1, "top1": 0.5})
     found = measures(0.5) | {HOSTILE: 1.0, "nll": None}
     folder = tmp_path / b"run-\xff".decode(errors="surrogateescape")
     run = write_run(folder, SHAPES, found, lines=lines)  # type: ignore[arg-type]
     with (run / "metrics.jsonl").open("a") as file:
-        file.write('5\n[1]\n{"kind": "train", "epoch": 1, "loss": 1e400, "nll": 1e200}\n')
         file.write(
-            "[" * 100_000 + '\n{"kind": "train", "epoch": 1, "kl": 1' + "0" * 999 + "}\n{torn"
+            '5\n[1]\n{"kind": "train", "step": 1, "epoch": 1, "loss": 1e400, "nll": 1e200}\n'
+        )
+        file.write(
+            "[" * 100_000
+            + '\n{"kind": "train", "step": 1, "epoch": 1, "kl": 1'
+            + "0" * 999
+            + "}\n{torn"
         )
     summary = json.loads((run / "summary.json").read_text())
     summary |= {"timing": {HOSTILE: HOSTILE}, "environment": [1], "parameters": HOSTILE}
@@ -514,11 +520,17 @@ def test_of_many_lines_a_share_is_read_and_every_evaluation(tmp_path: Path) -> N
     with file.open("w") as lines:
         for step in range(50_000):
             kind = "train" if step % 1000 else "eval"
-            lines.write(json.dumps({"kind": kind, "epoch": step, "loss": 1.0}) + " " * 50 + "\n")
-    found = list(read_metrics(file))
-    assert sum(line["kind"] == "eval" for line in found) == 50
-    assert 5000 < len(found) < 20_000
-    assert list(read_metrics(tmp_path / "none")) == []
+            record = {"kind": kind, "step": step, "epoch": step, "loss": 1.0}
+            lines.write(json.dumps(record) + " " * 50 + "\n")
+    found, problem = read_metrics(file)
+    steps = [record["step"] for record in found]
+    assert steps == sorted(steps)
+    assert (steps[0], steps[-1], problem) == (0, 49_999, "")
+    assert [record["step"] for record in found if record["kind"] == "eval"] == [
+        *range(0, 50_000, 1000)
+    ]
+    assert 5000 < len(found) <= 10_051
+    assert read_metrics(tmp_path / "none") == ([], "")
 
 
 def test_a_plot_fits_its_points_between_the_axes() -> None:

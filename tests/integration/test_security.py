@@ -358,13 +358,17 @@ def test_a_class_whose_name_is_no_text_has_a_fingerprint(tmp_path: Path) -> None
     assert open_data(str(root), "train").fingerprint != before
 
 
-# The document.
+# The documents.
 
 
-def test_the_table_of_threats_names_tests_that_exist() -> None:
-    text = (ROOT / "docs/security.md").read_text()
-    rows = [line for line in text.splitlines() if line.startswith("|")][2:]
-    assert len(rows) >= 20
+@pytest.mark.parametrize(
+    ("page", "heading"), [("security", "## Threats"), ("guide/reliability", "## What happens when")]
+)
+def test_every_promise_names_tests_that_exist(page: str, heading: str) -> None:
+    text = (ROOT / f"docs/{page}.md").read_text()
+    section = re.split(r"^## ", text.partition(heading)[2], flags=re.MULTILINE)[0]
+    rows = [line for line in section.splitlines() if line.startswith("|")][2:]
+    assert len(rows) >= 11
     for row in rows:
         named = re.findall(r"`(test_\w+)\.py::((?:\w+::)?\w+)`", row)
         assert named, row

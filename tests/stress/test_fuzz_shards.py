@@ -55,7 +55,11 @@ def test_damage_gives_an_error_or_an_index(suffix: str, tmp_path: Path) -> None:
                 continue
             taken += 1
             images = open_data(str(tmp_path), "train")
-            assert all(0 < len(images.encoded(i)) <= len(content) for i in range(len(images)))
+            for i in range(len(images)):
+                try:
+                    assert 0 < len(images.encoded(i)) <= len(content)
+                except DataError:
+                    assert suffix == ".tfrecord"  # the others have no checksums
     assert 5 < taken < 450
 
 

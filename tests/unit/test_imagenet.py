@@ -264,6 +264,10 @@ class TestLabelsThatAreWrong:
             open_data(tmp_path, "train")
 
 
+def _images(synset: str, count: int) -> list[tuple[str, bytes]]:
+    return [(f"{synset}_{i}.JPEG", jpeg(0, i)) for i in range(count)]
+
+
 class TestDamagedTars:
     @pytest.mark.parametrize("split", ["train", "val"])
     @pytest.mark.parametrize("share", [0.0, 0.02, 0.3, 0.7, 0.95])
@@ -276,16 +280,30 @@ class TestDamagedTars:
             open_data(path.parent, "train" if split == "train" else "test")
 
     def test_an_inner_tar_that_is_truncated(self, tmp_path: Path) -> None:
-        inner = tar(tmp_path / "x.tar", [("n01440764_1.JPEG", jpeg(0, 0))] * 3).read_bytes()
+        inner = tar(tmp_path / "x.tar", _images("n01440764", 3)).read_bytes()
         path = tmp_path / "in/ILSVRC2012_img_train.tar"
         tar(path, [("n01440764.tar", inner[:2000]), ("n02012849.tar", inner)])
         with raises(DataError, path.name):
             open_data(path.parent, "train")
 
+    @pytest.mark.parametrize("copies", [1, 2])
+    def test_an_image_that_is_there_twice(self, copies: int, tmp_path: Path) -> None:
+        inner = [
+            tar(tmp_path / "x.tar", _images(name, 2) * count).read_bytes()
+            for name, count in (("n01440764", 1), ("n02012849", copies))
+        ]
+        path = tmp_path / "in/ILSVRC2012_img_train.tar"
+        tar(path, [("n01440764.tar", inner[0]), ("n02012849.tar", inner[1])])
+        if copies == 1:
+            assert len(open_data(path.parent, "train")) == 4
+            return
+        with raises(DataError, path.name, "n02012849_0.JPEG"):
+            open_data(path.parent, "train")
+
     def test_an_inner_tar_cannot_reach_out_of_itself(self, tmp_path: Path) -> None:
         """A member that claims the bytes of the next class."""
         claim = header("n01440764_1.JPEG", b"%011o\0" % 3000) + bytes(512)
-        inner = tar(tmp_path / "x.tar", [("n02012849_1.JPEG", jpeg(0, 0))] * 9).read_bytes()
+        inner = tar(tmp_path / "x.tar", _images("n02012849", 9)).read_bytes()
         path = tmp_path / "in/ILSVRC2012_img_train.tar"
         tar(path, [("n01440764.tar", claim), ("n02012849.tar", inner)])
         with raises(DataError, path.name):

@@ -18,11 +18,11 @@ LAYERS = [
     {"runs", "data", "pipelines", "models", "recipes"},
     {"views", "kernels"},
     {"toolchain", "runtime"},
-    {"config", "settings", "normalization", "errors", "urls"},
+    {"config", "settings", "normalization", "errors", "urls", "startup"},
 ]
 # `import fastaug` is for anyone's training loop, and needs torch only.
 LIGHT = {"__init__", "config", "settings", "normalization", "errors", "urls"}
-LIGHT |= {"kernels", "recipes", "runtime", "toolchain"}
+LIGHT |= {"kernels", "recipes", "runtime", "startup", "toolchain"}
 
 
 def layer_of(name: str) -> int:

@@ -34,6 +34,8 @@ from shard_writers import (
     write_tfrecord,
 )
 
+from fastaug.data.image_set import is_storage_error
+from fastaug.data.scan import scan_set
 from fastaug.errors import DataError
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -59,7 +61,7 @@ def test_tar_dialects_and_members(format: int, tmp_path: Path) -> None:
         ("../../up.jpg", b"four"),
         ("../../up.cls", b"7"),
         ("/etc/x.jpg", b"five"),
-        ("/etc/x.cls", b"-1"),
+        ("/etc/x.cls", b"0"),
         ("notes.txt", b"no sample"),
     ]
     path = tar(tmp_path / "inside/train.tar", members, format)
@@ -68,9 +70,15 @@ def test_tar_dialects_and_members(format: int, tmp_path: Path) -> None:
             info = tarfile.TarInfo(name)
             info.type, info.linkname = kind, "a/x.png"
             archive.addfile(info)
-    wanted = [(b"one", 7), (b"two", 8), (b"three", 9), (b"four", 7), (b"five", -1)]
+    wanted = [(b"one", 7), (b"two", 8), (b"three", 9), (b"four", 7), (b"five", 0)]
     assert read_back(tmp_path / "inside") == wanted
     assert sorted(p.name for p in tmp_path.iterdir()) == ["cache", "inside"]
+
+
+_TWICE = [
+    *(("a.jpg", b"x"), ("a.cls", b"1"), ("b.jpg", b"x"), ("b.cls", b"2")),
+    *(("c.jpg", b"x"), ("c.cls", b"1"), ("b.jpg", b"y"), ("b.cls", b"2")),
+]
 
 
 @pytest.mark.parametrize(
@@ -90,6 +98,11 @@ def test_tar_dialects_and_members(format: int, tmp_path: Path) -> None:
         ([("a.jpg", b"x"), ("a.cls", b"")], ""),
         ([("a.jpg", b""), ("a.cls", b"1")], "image 0 1"),
         ([("a.jp2", b"x"), ("a.cls", b"1")], "a.cls image"),
+        (2 * [("a.jpg", b"x"), ("a.cls", b"1")], "a.jpg image"),
+        (_TWICE, "b.jpg b"),
+        ([("a.jpg", b"x"), ("a.cls", b"-1"), ("b.jpg", b"x"), ("b.cls", b"1")], "-1 0 1,048,575"),
+        ([("a.jpg", b"x"), ("a.cls", b"5000000000")], "5000000000 0 1,048,575"),
+        ([("a.jpg", b"x"), ("a.json", b'{"label": -1}')], "-1"),
         ([("a.txt", b"x")], "train.tar"),
         ([], "train.tar"),
     ],
@@ -174,13 +187,13 @@ def test_other_forms_of_an_example(tmp_path: Path) -> None:
     one = ("image", bytes_feature(b"one"))
     write_examples(
         tmp_path / "train.tfrecord",
-        example(("label", int64_feature(-3)), one),
-        example(one) + example(("label", int64_feature(2**40, packed=False))),
+        example(("label", int64_feature(3)), one),
+        example(one) + example(("label", int64_feature(2**20 - 1, packed=False))),
         unknown + b"r" + example(("label", int64_feature(1)), one),
         example(one, ("image/encoded", bytes_feature(b"two")), ("label", int64_feature(1))),
         example(("a/long/name" * 200_000, b""), ("label", int64_feature(1)), one),
     )
-    wanted = [(b"one", -3), (b"one", 2**40), (b"one", 1), (b"two", 1), (b"one", 1)]
+    wanted = [(b"one", 3), (b"one", 2**20 - 1), (b"one", 1), (b"two", 1), (b"one", 1)]
     assert read_back(tmp_path) == wanted
 
 
@@ -214,6 +227,8 @@ def test_other_forms_of_an_example(tmp_path: Path) -> None:
             example(*[("label", int64_feature(1))] * 2, ("image", bytes_feature(b"x"))),
             "label",
         ),
+        (example(("image", bytes_feature(b"x")), ("label", int64_feature(-1))), "-1"),
+        (example(("image", bytes_feature(b"x")), ("label", int64_feature(10**10))), "10000000000"),
         (b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\x7f", ""),
         (b"\x0a" + b"\xff" * 12, ""),
         (b"\x0b", "type"),
@@ -232,6 +247,35 @@ def test_a_wrong_check_sum_of_the_length(tmp_path: Path) -> None:
     path.write_bytes(content)
     with raises(DataError, "0"):
         open_data(str(tmp_path), "train")
+
+
+@pytest.mark.parametrize("place", [-1, -5, "pixel"])
+def test_a_wrong_check_sum_of_a_record(place: int | str, tmp_path: Path) -> None:
+    """The checksum itself, the label behind the image, a byte of the image: it is a bad image."""
+    samples = photos(20, labels=(0, 2))  # the last one has label 2, and 3 if a bit is flipped
+    path = write_tfrecord(tmp_path / "train.tfrecord", samples)
+    content = bytearray(path.read_bytes())
+    last = samples[-1][0]
+    content[content.rindex(last) + len(last) // 2 if place == "pixel" else place] ^= 1
+    path.write_bytes(content)
+    images = open_data(str(tmp_path), "train")
+    assert [images.encoded(i) for i in range(19)] == [image for image, _ in samples[:-1]]
+    with raises(DataError, "train.tfrecord byte checksum"):
+        images.encoded(19)
+    found = scan_set(images, full=True).manifest.bad
+    assert list(found) == [19]
+    assert "checksum" in found[19]
+
+
+def test_a_shard_that_is_cut_while_it_is_used(tmp_path: Path) -> None:
+    """The storage failed: this is retried, unlike wrong bytes."""
+    path = write_tfrecord(tmp_path / "train.tfrecord", photos(4))
+    images = open_data(str(tmp_path), "train")
+    with open(path, "r+b") as file:
+        file.truncate(path.stat().st_size - 2)
+    with raises(DataError, "train.tfrecord") as caught:
+        images.encoded(3)
+    assert is_storage_error(caught.value)
 
 
 def test_a_compressed_tfrecord(tmp_path: Path) -> None:
@@ -259,9 +303,9 @@ def test_images_that_hold_the_magic_number(tmp_path: Path) -> None:
 
 
 def test_the_first_of_several_labels(tmp_path: Path) -> None:
-    records = [image_record(b"image", 5.0, 1.0, 2.5), image_record(b"image", -2.0)]
+    records = [image_record(b"image", 5.0, 1.0, 2.5), image_record(b"image", 2.0)]
     (tmp_path / "train.rec").write_bytes(b"".join(records))
-    assert read_back(tmp_path) == [(b"image", 5), (b"image", -2)]
+    assert read_back(tmp_path) == [(b"image", 5), (b"image", 2)]
 
 
 @pytest.mark.parametrize(
@@ -270,6 +314,8 @@ def test_the_first_of_several_labels(tmp_path: Path) -> None:
         (image_record(b"x", 0.5), "label 0.5"),
         (image_record(b"x", float("nan")), "label nan"),
         (image_record(b"x", 1e30), "64-bit"),
+        (image_record(b"x", -1.0), "-1"),
+        (image_record(b"x", 5e9), "5000000000"),
         (image_record(b"", 1.0), "image 0"),
         (recordio(b"short"), ""),
         (recordio(struct.pack("<IfQQ", 2**32 - 1, 0, 0, 0) + b"image"), "4294967295"),

@@ -133,12 +133,12 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
 
 
 def test_the_training_labels_number_the_classes(tmp_path: Path) -> None:
-    write_tfrecord(tmp_path / "train.tfrecord", photos(9, labels=(1000, 1, -7)))
+    write_tfrecord(tmp_path / "train.tfrecord", photos(9, labels=(1000, 1, 7)))
     write_tfrecord(tmp_path / "val.tfrecord", photos(4, labels=(1000,)))
     train, test = open_both(str(tmp_path))
-    assert train.classes == test.classes == ("-7", "1", "1000")
+    assert train.classes == test.classes == ("1", "7", "1000")
     assert train.labels.dtype == np.int64
-    assert train.labels.tolist() == [2, 1, 0] * 3
+    assert train.labels.tolist() == [2, 0, 1] * 3
     assert test.labels.tolist() == [2] * 4
 
 

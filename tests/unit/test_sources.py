@@ -318,6 +318,19 @@ class TestNpz:
         path = npz(tmp_path, images=self.images, labels=self.labels, classes=list("abcd"))
         assert open_data(path, "train").classes == ("a", "b", "c", "d")
 
+    def test_a_class_without_images_is_reported(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        path = npz(tmp_path, images=self.images, labels=np.where(self.labels == 1, 9, self.labels))
+        assert len(open_data(path, "train").classes) == 10
+        assert "no images of 1, 4, 5 and 3 more" in caplog.text
+
+    def test_names_allow_any_gap(self, tmp_path: Path) -> None:
+        names = [f"n{i}" for i in range(5001)]
+        labels = np.where(self.labels == 3, 5000, self.labels)
+        path = npz(tmp_path, images=self.images, labels=labels, classes=names)
+        assert len(open_data(path, "train").classes) == 5001
+
     def test_grey_images(self, tmp_path: Path) -> None:
         train = open_data(npz(tmp_path, images=self.images[..., 0], labels=self.labels), "train")
         np.testing.assert_array_equal(train.image(0), np.repeat(self.images[0, ..., :1], 3, -1))
@@ -337,6 +350,9 @@ class TestNpz:
                 "pictures",
             ),
             ({"images": images[:0], "labels": labels[:0]}, ""),
+            # A label like 5000 would make a network of 5001 classes.
+            ({"images": images, "labels": np.where(labels == 3, 5000, labels)}, "5,000 4 5,001"),
+            ({"images": images, "labels": labels + 200}, "203 4 204"),
         ],
     )
     def test_wrong_layouts(self, arrays: dict, message: str, tmp_path: Path) -> None:

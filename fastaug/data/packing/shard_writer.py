@@ -83,7 +83,7 @@ def check_shard(path: Path, shard: PackedShard, rows: np.ndarray) -> None:
     with Shard(path) as content:
         if content.size != shard.bytes or sha256_of(path) != shard.sha256:
             raise DataError(f"{path}: its bytes are not those that were packed (checksum)")
-        found = [(label, *parts[0]) for label, parts in read_samples(content)]
+        found = [(sample.label, *sample.parts[0]) for sample in read_samples(content)]
     listed = zip(*(rows[name].tolist() for name in ("label", "offset", "size")), strict=True)
     if found != list(listed):
         raise DataError(f"{path}: its index lists other images")

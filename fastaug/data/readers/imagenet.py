@@ -204,7 +204,8 @@ def _read_training_tar(shard: Shard) -> Iterator[Record]:
     def read_class(member: Member) -> list[Record]:
         with Shard(shard.path) as own:  # the position of a Shard is not shared by threads
             images = _images_in(own, tar_members(own, member.offset, member.size))
-            return [(int(member.key[1:]), ((image.offset, image.size),)) for image in images]
+            number = int(member.key[1:])
+            return [Record(number, ((image.offset, image.size),)) for image in images]
 
     pool = ThreadPoolExecutor(_THREADS)
     try:
@@ -217,7 +218,7 @@ def _read_training_tar(shard: Shard) -> Iterator[Record]:
 def _read_class_tar(shard: Shard) -> Iterator[Record]:
     """Each image with the number in the name of the tar, nNUMBER.tar."""
     for image in _images_in(shard, tar_members(shard)):
-        yield int(shard.path.stem[1:]), ((image.offset, image.size),)
+        yield Record(int(shard.path.stem[1:]), ((image.offset, image.size),))
 
 
 def _read_validation_tar(shard: Shard) -> Iterator[Record]:
@@ -228,11 +229,15 @@ def _read_validation_tar(shard: Shard) -> Iterator[Record]:
             raise shard.invalid(
                 image.offset, f"{image.name!r} must be named like ILSVRC2012_val_00000001.JPEG"
             )
-        yield number, ((image.offset, image.size),)
+        yield Record(number, ((image.offset, image.size),))
 
 
 def _images_in(shard: Shard, members: Iterator[Member]) -> Iterator[Member]:
+    seen: set[str] = set()
     for member in members:
         if not is_image(member.name.rpartition("/")[2]):
             raise shard.invalid(member.offset, f"{member.name!r} is not an image")
+        if member.name in seen:
+            raise shard.invalid(member.offset, f"{member.name!r} is in the tar twice")
+        seen.add(member.name)
         yield member

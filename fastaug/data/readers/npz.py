@@ -19,6 +19,7 @@ import numpy as np
 
 from fastaug.data.config import DataConfig
 from fastaug.data.image_set import ImageSet, Split
+from fastaug.data.labels import MAX_CLASSES, check_gaps
 from fastaug.errors import DataError, few, parser_errors
 from fastaug.runtime.device import memory_bound
 
@@ -38,7 +39,6 @@ _NAMES = {
         ("val_images", "val_labels"),
     ),
 }
-_MAX_CLASSES = 2**20  # a label of 2**62 would need as many class names
 _MAX_HEADER = 10_000  # characters, as numpy allows
 _STEP = 2**20
 _COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # those that numpy writes
@@ -64,11 +64,12 @@ def open_split(path: Path, split: Split, _config: DataConfig) -> ImageSet:
     count = (int(train_labels.max(initial=0)) if is_integer else 0) + 1
     if names is not None:
         count = names.size
-    if count > _MAX_CLASSES or (names is not None and names.ndim != 1):
+    if count > MAX_CLASSES or (names is not None and names.ndim != 1):
         raise DataError(
-            f"{path}: {count} classes; classes must be one row of at most {_MAX_CLASSES}"
+            f"{path}: {count} classes; classes must be one row of at most {MAX_CLASSES}"
         )
-    classes = tuple(map(str, range(count) if names is None else names))
+    with parser_errors(f"{path}: classes cannot be read as text"):  # code points beyond Unicode
+        classes = tuple(map(str, range(count) if names is None else names))
     images = _check_images(path, images)
     labels = _check_labels(path, labels, len(images))
     if len(labels) and not 0 <= labels.min() <= labels.max() < len(classes):
@@ -76,6 +77,8 @@ def open_split(path: Path, split: Split, _config: DataConfig) -> ImageSet:
             f"{path}: {split} labels must be 0 to {len(classes) - 1}, as in training; "
             f"got {labels.min()} to {labels.max()}"
         )
+    if names is None and split == "train":
+        check_gaps(labels, str(path), "add an array `classes` with all names")
     return ImageSet(f"{path} ({split})", classes, labels, array=images)
 
 

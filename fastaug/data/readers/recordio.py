@@ -54,7 +54,7 @@ def _image(shard: Shard, record: int, parts: list[tuple[int, int]]) -> Record:
     left = _HEADER.size + 4 * extra
     for number, (offset, size) in enumerate(parts):
         if left <= size:
-            return int(label), ((offset + left, size - left), *parts[number + 1 :])
+            return Record(int(label), ((offset + left, size - left), *parts[number + 1 :]))
         left -= size + len(MAGIC)
         if left < 0:
             break

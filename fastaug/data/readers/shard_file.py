@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 from fastaug.errors import DataError
 
-Record = tuple[int, tuple[tuple[int, int], ...]]
-"""Label, and (offset, size) of each part of the image; only RecordIO has more than one part."""
+
+class Record(NamedTuple):
+    """An image in a shard."""
+
+    label: int
+    parts: tuple[tuple[int, int], ...]
+    """Offset and size of each part of the image; only RecordIO has more than one part."""
+    checked: tuple[int, int] | None = None
+    """Offset and size of what a checksum covers, in formats that have one."""
+
 
 _MAX_READ = 2**20  # bytes of a header or label; the longest real ones are metadata of a few KB
 _WINDOW = 4096  # bytes read at once: a header, its labels and, in a tar, the next header

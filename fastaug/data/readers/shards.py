@@ -17,11 +17,12 @@ import numpy as np
 
 from fastaug.data.config import DataConfig
 from fastaug.data.image_set import ImageSet, Split
+from fastaug.data.labels import MAX_CLASSES
 from fastaug.data.readers.recordio import MAGIC, read_records
 from fastaug.data.readers.shard_file import Record, Shard
 from fastaug.data.readers.shard_index import ShardIndex, load_index, make_index
 from fastaug.data.readers.splits import SPLIT_WORDS, split_word
-from fastaug.data.readers.tfrecord import read_examples
+from fastaug.data.readers.tfrecord import RecordSpans, read_examples
 from fastaug.data.readers.webdataset import read_samples
 from fastaug.data.storage import Spans
 from fastaug.errors import DataError
@@ -86,6 +87,7 @@ def open_split(root: Path, split: Split, _config: DataConfig) -> ImageSet:
     train_indexes = indexes if split == "train" else read_indexes(root, *_shards(root, "train"))
     known = np.unique(np.concatenate([index.label for index in train_indexes]))
     name = f"{root} ({split})"
+    _check_range(shards, indexes)
     places = np.searchsorted(known, labels).clip(max=len(known) - 1)
     unknown = np.unique(labels[known[places] != labels])
     if len(unknown):
@@ -96,6 +98,18 @@ def open_split(root: Path, split: Split, _config: DataConfig) -> ImageSet:
         )
     classes = _class_names(root, known)
     return ImageSet(name, classes, places, storage=spans_of(shards, indexes, format.separator))
+
+
+def _check_range(shards: tuple[Path, ...], indexes: list[ShardIndex]) -> None:
+    """Raise for a label that cannot number a class: -1 often means that there is none."""
+    for shard, index in zip(shards, indexes, strict=True):
+        (wrong,) = np.nonzero((index.label < 0) | (index.label >= MAX_CLASSES))
+        if len(wrong):
+            raise DataError(
+                f"{shard}, image at byte {index.offset[wrong[0]]}: the label must be from 0 to "
+                f"{MAX_CLASSES - 1:,}, got {index.label[wrong[0]]} ({len(wrong):,} such images in "
+                "this shard); remove these images, or number their classes"
+            )
 
 
 def find_shards(root: Path, split: Split) -> tuple[Path, ...]:
@@ -182,11 +196,10 @@ def spans_of(shards: tuple[Path, ...], indexes: list[ShardIndex], separator: byt
     for first, index in zip(np.cumsum([0, *counts[:-1]]).tolist(), indexes, strict=True):
         for image, offset, size in index.continued.tolist():
             further.setdefault(first + image, []).append((offset, size))
-    return Spans(
-        shards,
-        np.repeat(np.arange(len(shards), dtype=np.int32), counts),
-        np.concatenate([index.offset for index in indexes]),
-        np.concatenate([index.size for index in indexes]),
-        {image: tuple(parts) for image, parts in further.items()},
-        separator,
-    )
+    shard = np.repeat(np.arange(len(shards), dtype=np.int32), counts)
+    offset = np.concatenate([index.offset for index in indexes])
+    size = np.concatenate([index.size for index in indexes])
+    if len(checked := np.concatenate([index.checked for index in indexes])):
+        return RecordSpans(shards, shard, offset, size, record=checked)
+    parts = {image: tuple(parts) for image, parts in further.items()}
+    return Spans(shards, shard, offset, size, parts, separator)

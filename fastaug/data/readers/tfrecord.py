@@ -1,16 +1,25 @@
 """TFRecord (TensorFlow): images and labels of the tf.train.Examples in a file.
 
 An Example is a protobuf message with a map from names to Features, each a list of values. Fields
-are skipped by their lengths, so no image is read.
+are skipped by their lengths, so no image is read; the checksum of a record is compared whenever its
+image is.
 """
 
 from __future__ import annotations
 
+import errno
+import os
 import struct
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from itertools import islice
 
+import google_crc32c
+import numpy as np
+
 from fastaug.data.readers.shard_file import Record, Shard
+from fastaug.data.storage import Spans
+from fastaug.errors import DataError
 
 IMAGE_NAMES = ("image/encoded", "image")
 LABEL_NAMES = ("image/class/label", "label")
@@ -22,6 +31,29 @@ _NAME, _FEATURE = 1, 2  # fields of an entry of the map
 _BYTES_LIST, _INT64_LIST = 1, 3  # fields of a Feature
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5  # wire types; groups (3, 4) are obsolete
 _LONGEST_NAME = max(map(len, IMAGE_NAMES + LABEL_NAMES))
+_CHECKSUM = 4  # bytes after a record
+
+
+@dataclass(frozen=True)
+class RecordSpans(Spans):
+    """Images in records that end with a checksum."""
+
+    record: np.ndarray = field(default_factory=lambda: np.zeros((0, 2), np.int64))
+    """[N, 2] int64: offset and size of each image's record."""
+
+    def read(self, index: int) -> bytes:
+        offset, size = map(int, self.record[index])
+        with open(self.shards[self.shard[index]], "rb", buffering=0) as file:
+            content = os.pread(file.fileno(), size + _CHECKSUM, offset)
+        if len(content) != size + _CHECKSUM:
+            raise OSError(errno.EIO, "the shard ends before the image does")
+        if content[size:] != _masked_crc(content[:size]):
+            raise DataError(f"{self.where(index)}: not the bytes that were written (checksum)")
+        start = int(self.offset[index]) - offset
+        return content[start : start + int(self.size[index])]
+
+    def for_random_access(self) -> RecordSpans:
+        return self
 
 
 def read_examples(shard: Shard) -> Iterator[Record]:
@@ -33,14 +65,14 @@ def read_examples(shard: Shard) -> Iterator[Record]:
                 place, "compressed records do not allow random access (decompress the file)"
             )
         header = shard.read(place, 12)
-        length, check = struct.unpack("<QI", header)
-        if check != _masked_crc(header[:8]):
+        (length,) = struct.unpack("<Q", header[:8])
+        if header[8:] != _masked_crc(header[:8]):
             raise shard.invalid(place, "not a TFRecord (the checksum of the length is wrong)")
         start, end = place + 12, place + 12 + length
-        if end + 4 > shard.size:  # 4: the checksum of the content, which is not read
-            raise shard.truncated(start, length + 4)
+        if end + _CHECKSUM > shard.size:
+            raise shard.truncated(start, length + _CHECKSUM)
         yield _example(shard, (start, end))
-        place = end + 4
+        place = end + _CHECKSUM
 
 
 def _example(shard: Shard, example: Extent) -> Record:
@@ -52,7 +84,8 @@ def _example(shard: Shard, example: Extent) -> Record:
                 _keep(shard, features, parts[_NAME], parts[_FEATURE])
     start, end = _value(shard, example, features, IMAGE_NAMES, _BYTES_LIST)
     label, _ = _varint(shard, *_value(shard, example, features, LABEL_NAMES, _INT64_LIST))
-    return label - 2**64 * (label >= 2**63), ((start, end - start),)
+    checked = example[0], example[1] - example[0]
+    return Record(label - 2**64 * (label >= 2**63), ((start, end - start),), checked)
 
 
 def _keep(shard: Shard, features: dict[str, Extent], name: Extent, feature: Extent) -> None:
@@ -139,20 +172,7 @@ def _varint(shard: Shard, place: int, end: int) -> tuple[int, int]:
     raise shard.invalid(place, "not a tf.train.Example (a number does not end)")
 
 
-def _crc_table() -> list[int]:
-    table = list(range(256))
-    for _ in range(8):
-        table = [(crc >> 1) ^ (0x82F63B78 if crc & 1 else 0) for crc in table]
-    return table
-
-
-_CRC_TABLE = _crc_table()
-
-
-def _masked_crc(content: bytes) -> int:
+def _masked_crc(content: bytes) -> bytes:
     """TFRecord's checksum: CRC-32C, rotated by 15 bits, plus a constant."""
-    crc = 0xFFFFFFFF
-    for byte in content:
-        crc = _CRC_TABLE[(crc ^ byte) & 0xFF] ^ (crc >> 8)
-    crc ^= 0xFFFFFFFF
-    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+    crc = google_crc32c.value(content)
+    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)

@@ -22,7 +22,8 @@ def read_samples(shard: Shard) -> Iterator[Record]:
         raise DataError(
             f"{shard.path}: a compressed tar does not allow random access; decompress it to .tar"
         )
-    for _, sample in groupby(tar_members(shard), key=lambda member: member.key):
+    seen: set[str] = set()
+    for key, sample in groupby(tar_members(shard), key=lambda member: member.key):
         members = list(sample)
         images = [m for m in members if m.suffix.lower() in IMAGE_SUFFIXES]
         numbers = [m for m in members if m.suffix.lower() == ".cls"]
@@ -30,8 +31,14 @@ def read_samples(shard: Shard) -> Iterator[Record]:
             twice = (images if len(images) > 1 else numbers)[1]
             what = "image" if len(images) > 1 else "label"
             raise shard.invalid(twice.offset, f"{twice.name!r} is the second {what} of its sample")
+        if images and key in seen:
+            raise shard.invalid(
+                images[0].offset, f"{images[0].name!r}: an earlier sample has the same key {key!r}"
+            )
         if images:
-            yield _label(shard, members, images[0]), ((images[0].offset, images[0].size),)
+            seen.add(key)
+            label = _label(shard, members, images[0])
+            yield Record(label, ((images[0].offset, images[0].size),))
         elif numbers:
             kinds = ", ".join(sorted(IMAGE_SUFFIXES))
             raise shard.invalid(

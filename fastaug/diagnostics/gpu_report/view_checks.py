@@ -75,7 +75,7 @@ def _operations(size: int, count: int, views: int) -> None:
     are views.
     """
     images = _noise(count, size, size)
-    options = {"augment": "randaugment", "randaugment_layers": 4, "crop_area": (1.0, 1.0)}
+    options: dict = {"augment": "randaugment", "randaugment_layers": 4, "crop_area": (1.0, 1.0)}
     plan = fastaug.plan_views(images, views=views, size=size, **options)
     plan.boxes[:] = (0, 0, size, size)
     found = render(_on_gpu(images), plan, normalize=None).cpu()

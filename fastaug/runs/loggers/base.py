@@ -11,6 +11,8 @@ from typing import Any, Protocol
 
 from PIL.Image import Image
 
+from fastaug.runtime.folder_files import create_file, read_json_object
+
 PROJECT = "fastaug"
 """Project or experiment of a service, unless its own environment variable names another."""
 
@@ -67,7 +69,7 @@ class ServiceRun:
     def _read(self) -> None:
         """A file that is missing or damaged means a new run of the service."""
         with suppress(OSError, ValueError, KeyError, TypeError):
-            state = json.loads(self._file.read_text(encoding="utf-8"))
+            state = read_json_object(self._file)
             steps = {str(kind): int(step) for kind, step in state["steps"].items()}
             if re.fullmatch(r"[\w-]{1,64}", state["id"]):
                 self.id, self._steps = state["id"], steps
@@ -90,5 +92,6 @@ class ServiceRun:
         # Renamed, but not flushed to the disk as atomic_write does: it is written often, and after
         # a power failure a few steps may be logged twice.
         temporary = self._file.with_name(f".{self._file.name}.new")
-        temporary.write_text(json.dumps({"id": self.id, "steps": self._steps}), encoding="utf-8")
+        with open(create_file(temporary), "w", encoding="utf-8") as file:
+            json.dump({"id": self.id, "steps": self._steps}, file)
         temporary.replace(self._file)
