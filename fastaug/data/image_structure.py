@@ -45,7 +45,10 @@ def is_intact(image: ImageFile.ImageFile, file: FileBytes) -> bool:
     """Whether a GIF, TIFF or WebP has the usual structure. Raises MoreBytesError if that cannot be
     checked with the bytes that were read."""
     check = _CHECKS.get(image.format or "")
-    return check is not None and check(image, file)
+    try:
+        return check is not None and check(image, file)
+    except (ArithmeticError, LookupError, TypeError, ValueError, struct.error):
+        return False  # numbers of impossible kinds or sizes
 
 
 # --- GIF: blocks up to the trailer ---
