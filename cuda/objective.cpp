@@ -1,10 +1,11 @@
 // The objective on a CPU: the block program with one thread per block, images divided among threads.
 // A plain C interface, so that it compiles in seconds and knows nothing of torch.
+//
+// Throws nothing: an exception in a thread would end the process, and so would any one in a prebuilt
+// library (old_glibc.cpp). A lack of memory is a return value.
 #include <atomic>
-#include <memory>
-#include <new>
-#include <thread>
-#include <vector>
+#include <cstdlib>
+#include <pthread.h>
 
 #include "objective.h"
 
@@ -29,20 +30,23 @@ struct Call {
   std::atomic<int> next_share;
 };
 
-struct Release {
-  void operator()(float* memory) const { ::operator delete[](memory, std::align_val_t(64)); }
+// Kept by each thread from call to call: fresh memory costs a page fault for every 4 KB.
+struct Scratch {
+  float* memory = nullptr;
+  int size = 0;
+  ~Scratch() { free(memory); }
 };
 
-// Kept by each thread from call to call: fresh memory costs a page fault for every 4 KB.
+// Null if there is no memory.
 float* shared_memory(int floats_needed) {
-  thread_local std::unique_ptr<float[], Release> memory;
-  thread_local int size = 0;
-  if (size < floats_needed) {
-    memory.reset(static_cast<float*>(
-        ::operator new[](sizeof(float) * floats_needed, std::align_val_t(64))));
-    size = floats_needed;
+  thread_local Scratch scratch;
+  if (scratch.size < floats_needed) {
+    free(scratch.memory);
+    const size_t bytes = (sizeof(float) * floats_needed + 63) / 64 * 64;
+    scratch.memory = static_cast<float*>(aligned_alloc(64, bytes));
+    scratch.size = scratch.memory ? floats_needed : 0;
   }
-  return memory.get();
+  return scratch.memory;
 }
 
 template <class T, Average AVERAGE, class Target>
@@ -51,6 +55,7 @@ void images_of_a_thread(void* data) {
   const Layout layout(call.shape.views, call.shape.width, 1,
                       OneThread::row_stride(call.shape.width));
   float* shared = shared_memory(layout.size);
+  if (!shared) return;  // other threads may have memory for its share
   const long long tile = (long long)call.shape.views * call.shape.classes;
   OneThread block;
   const T* const logits = static_cast<const T*>(call.logits);
@@ -115,7 +120,8 @@ struct Arguments {
   Parallel parallel;  // null: start threads
 };
 
-// Returns -1, or the first image whose target is not a class; then nothing is computed.
+// Returns -1; the first image whose target is not a class, then nothing is computed; -2 without
+// memory.
 extern "C" long long fastaug_objective(const Arguments* a) {
   using namespace fastaug;
   if (a->average != NONE && !a->soft)
@@ -134,11 +140,24 @@ extern "C" long long fastaug_objective(const Arguments* a) {
   } else if (a->parallel) {
     a->parallel(work, &call, (unsigned)a->threads, 0);
   } else {
-    std::vector<std::thread> others;
-    for (int i = 1; i < a->threads; ++i) others.emplace_back(work, &call);
+    struct Start {
+      Work work;
+      Call* call;
+    } start = {work, &call};
+    const auto run = [](void* data) -> void* {
+      static_cast<Start*>(data)->work(static_cast<Start*>(data)->call);
+      return nullptr;
+    };
+    pthread_t others[256];
+    int started = 0;
+    while (started < 256 && started < a->threads - 1 &&
+           !pthread_create(&others[started], nullptr, run, &start))
+      ++started;
     work(&call);
-    for (std::thread& other : others) other.join();
+    while (started) pthread_join(others[--started], nullptr);
   }
+  // A thread with memory works until no share is left.
+  if (call.next_share < call.threads) return -2;
   if (a->mean) {
     double sum = 0;
     // With weight 0, an infinite kl must not count: 0 times infinity is NaN.

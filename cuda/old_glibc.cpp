@@ -26,6 +26,6 @@ OLD(__pthread_key_create, (pthread_key_t* key, void (*destroy)(void*)), (key, de
 HIDDEN char __libc_single_threaded;
 char __libc_single_threaded = 0;
 
-// glibc 2.35: where an exception's handler is looked up. Nothing in these libraries catches one, so
-// "not found" ends the process as an uncaught exception does.
+// glibc 2.35: where an exception's handler is looked up. Nothing in these libraries throws one, and
+// "not found" would end the process.
 HIDDEN int _dl_find_object(void*, void*) { return -1; }

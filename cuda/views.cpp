@@ -1,12 +1,13 @@
 // Views on a CPU: the block program with one thread per block, views divided among threads that run
 // concurrently with the caller. A plain C interface, without torch.
+//
+// Throws nothing: an exception in a thread would end the process, and so would any one in a prebuilt
+// library (old_glibc.cpp). A lack of memory is reported by fastaug_views_finish.
 #include <condition_variable>
-#include <deque>
-#include <memory>
+#include <cstdlib>
 #include <mutex>
 #include <new>
 #include <pthread.h>
-#include <thread>
 
 #include "views.h"
 
@@ -26,30 +27,31 @@ namespace {
 
 // --- one view ---
 
-struct Release {
-  void operator()(byte* memory) const { ::operator delete[](memory, std::align_val_t(64)); }
-};
+constexpr size_t aligned(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
 // Kept by each thread from view to view: fresh memory costs a page fault for every 4 KB.
 class Arena {
  public:
+  ~Arena() { free(memory); }
+
+  // Null if there is no memory.
   byte* at_least(size_t bytes) {
     if (size < bytes) {
-      memory.reset(static_cast<byte*>(::operator new[](bytes, std::align_val_t(64))));
-      size = bytes;
+      free(memory);
+      memory = static_cast<byte*>(aligned_alloc(64, aligned(bytes)));
+      size = memory ? bytes : 0;
     }
-    return memory.get();
+    return memory;
   }
 
  private:
-  std::unique_ptr<byte[], Release> memory;
+  byte* memory = nullptr;
   size_t size = 0;
 };
 
-constexpr size_t aligned(size_t bytes) { return (bytes + 63) / 64 * 64; }
-
+// Returns false without memory.
 template <class T>
-void make_view(const Arguments& a, long long number) {
+bool make_view(const Arguments& a, long long number) {
   thread_local Arena arena;
   const View& view = a.views[number];
   // Rows of the view at a time: what fits into a quarter of the L1 cache.
@@ -61,10 +63,12 @@ void make_view(const Arguments& a, long long number) {
   const size_t scratch = aligned(4 * (size_t)Layout(form.size, LANES, x, y, strip).size);
   const size_t first = scratch + aligned(room.first), second = first + aligned(room.second);
   byte* memory = arena.at_least(second + room.box);
+  if (!memory) return false;
   OneThread block;
   ViewProgram<OneThread, T>(block, view, layers, form, (float*)memory, memory + scratch,
                             memory + first, room.box ? memory + second : nullptr, strip)
       .run(static_cast<T*>(a.out) + 3LL * number * form.size * form.size);
+  return true;
 }
 
 // --- the threads ---
@@ -77,6 +81,8 @@ struct Job {
   const int chunk;  // views that a thread takes at a time, about 50 us of work
   long long next = 0;
   int helpers = 0;  // threads that work on it, besides the caller's
+  bool has_failed = false;
+  Job* following = nullptr;  // in the queue
   bool is_taken() const { return next >= arguments.count; }
 };
 
@@ -85,41 +91,52 @@ struct Job {
 class Workers {
  public:
   static Workers& of_process() {
-    static Workers* workers = nullptr;
+    alignas(Workers) static char memory[sizeof(Workers)];
     static std::once_flag once;
     std::call_once(once, [] {
-      workers = new Workers;
+      new (memory) Workers;
       // A forked child has none of its parent's threads.
-      pthread_atfork(nullptr, nullptr, [] { workers = new Workers; });
+      pthread_atfork(nullptr, nullptr, [] { new (memory) Workers; });
     });
-    return *workers;
+    return *reinterpret_cast<Workers*>(memory);
   }
 
   void start(Job* job) {
     std::lock_guard<std::mutex> lock(mutex);
-    jobs.push_back(job);
-    for (; threads < job->arguments.threads; ++threads)
-      std::thread([this] { serve(); }).detach();
+    Job** end = &jobs;
+    while (*end) end = &(*end)->following;
+    *end = job;
+    // If a thread cannot be started, there are fewer: the caller works on every job.
+    while (threads < job->arguments.threads && start_thread()) ++threads;
     changed.notify_all();
   }
 
   // The caller works on the job too, instead of waiting.
-  void finish(Job* job) {
+  // Returns false if there was no memory for a view.
+  bool finish(Job* job) {
     std::unique_lock<std::mutex> lock(mutex);
     work_on(job, lock);
     changed.wait(lock, [&] { return !job->helpers; });
-    for (auto i = jobs.begin(); i != jobs.end(); ++i)
-      if (*i == job) {
-        jobs.erase(i);
-        break;
-      }
+    Job** place = &jobs;
+    while (*place != job) place = &(*place)->following;
+    *place = job->following;
+    return !job->has_failed;
   }
 
  private:
   std::mutex mutex;
   std::condition_variable changed;
-  std::deque<Job*> jobs;
+  Job* jobs = nullptr;  // oldest first
   int threads = 0;
+
+  bool start_thread() {
+    pthread_t thread;
+    const auto work = [](void* workers) -> void* {
+      static_cast<Workers*>(workers)->serve();
+      return nullptr;
+    };
+    return !pthread_create(&thread, nullptr, work, this) && !pthread_detach(thread);
+  }
 
   void serve() {
     std::unique_lock<std::mutex> lock(mutex);
@@ -135,7 +152,7 @@ class Workers {
   }
 
   Job* next_job() {
-    for (Job* job : jobs)
+    for (Job* job = jobs; job; job = job->following)
       if (!job->is_taken() && job->helpers < job->arguments.threads) return job;
     return nullptr;
   }
@@ -147,12 +164,16 @@ class Workers {
       const long long first = job->next, end = first + job->chunk;
       job->next = end;
       lock.unlock();
-      for (long long i = first; i < end && i < a.count; ++i) {
-        if (a.dtype == 0) make_view<float>(a, i);
-        else if (a.dtype == 1) make_view<f16>(a, i);
-        else make_view<bf16>(a, i);
-      }
+      bool done = true;
+      for (long long i = first; done && i < end && i < a.count; ++i)
+        done = a.dtype == 0   ? make_view<float>(a, i)
+               : a.dtype == 1 ? make_view<f16>(a, i)
+                              : make_view<bf16>(a, i);
       lock.lock();
+      if (!done) {
+        job->has_failed = true;
+        job->next = a.count;  // nobody starts another part
+      }
     }
   }
 };
@@ -161,15 +182,19 @@ class Workers {
 }  // namespace fastaug
 
 // Starts making views and returns the handle for fastaug_views_finish. The memory that the arguments
-// point to must stay valid until then; the struct itself need not.
+// point to must stay valid until then; the struct itself need not. Null without memory.
 extern "C" void* fastaug_views_start(const Arguments* arguments) {
-  auto* job = new fastaug::Job(*arguments);
+  void* memory = malloc(sizeof(fastaug::Job));
+  if (!memory) return nullptr;
+  auto* job = new (memory) fastaug::Job(*arguments);
   fastaug::Workers::of_process().start(job);
   return job;
 }
 
-extern "C" void fastaug_views_finish(void* started) {
+// Returns 1, or 0 if there was no memory for a view.
+extern "C" int fastaug_views_finish(void* started) {
   auto* job = static_cast<fastaug::Job*>(started);
-  fastaug::Workers::of_process().finish(job);
-  delete job;
+  const bool is_complete = fastaug::Workers::of_process().finish(job);
+  free(job);
+  return is_complete;
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import faulthandler
 import io
 import itertools
 import logging
@@ -268,6 +269,9 @@ def run(main: Callable[[Sequence[str]], int], args: Sequence[str] | None = None)
 
 def _run(main: Callable[[Sequence[str]], int], args: Sequence[str] | None) -> int:
     args = sys.argv[1:] if args is None else args
+    # A crash of native code, such as an allocation that fails in a thread of DALI, has a message.
+    with contextlib.suppress(OSError, AttributeError, ValueError):  # stderr without a file
+        faulthandler.enable(all_threads=False)
     handler = logging.StreamHandler(sys.stderr)
     rank = int(os.environ.get("RANK", 0))  # set by torchrun
     who = f"rank {rank}: " if rank else ""

@@ -176,6 +176,16 @@ def setting_owners(kind: type[TrainConfig] = TrainConfig) -> Mapping[str, str]:
 @cache
 def free_on_resume() -> frozenset[str]:
     """Settings that a resumed run may change."""
+    return _marked("free_on_resume")
+
+
+@cache
+def free_on_ranks() -> frozenset[str]:
+    """Settings in which the ranks of a run may differ."""
+    return _marked("free_on_ranks")
+
+
+def _marked(mark: str) -> frozenset[str]:
     hints = get_type_hints(TrainConfig)
     own = [f for part in fields(TrainConfig) for f in fields(hints[part.name])]
-    return frozenset(f.name for f in own if f.metadata.get("free_on_resume"))
+    return frozenset(f.name for f in own if f.metadata.get(mark))

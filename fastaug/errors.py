@@ -1,6 +1,7 @@
 """Errors that a user can fix. Commands print them as one line and exit with code 2."""
 
 import errno
+import hashlib
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -27,6 +28,16 @@ class DataError(FastaugError):
     """A data source is missing, empty, in the wrong layout, or has an unreadable file."""
 
 
+class DecodeError(DataError):
+    """An image was read, but cannot be decoded."""
+
+    def __init__(self, message: str, content: bytes | memoryview) -> None:
+        """content: what cannot be decoded."""
+        super().__init__(message)
+        self.digest = hashlib.blake2b(content, digest_size=16).digest()
+        """Hash of the content. The content itself is not kept in memory."""
+
+
 class CheckpointError(FastaugError):
     """A checkpoint is missing, damaged, or belongs to another configuration."""
 
@@ -41,6 +52,12 @@ class NonFiniteError(FastaugError):
 
 class RankLostError(FastaugError):
     """Another rank of the run has ended or cannot be reached. Trying again may help."""
+
+    exit_code = 75
+
+
+class RankDriftError(FastaugError):
+    """The ranks of a run have different weights. Continuing from the last checkpoint may help."""
 
     exit_code = 75
 
@@ -129,7 +146,7 @@ _DISTRIBUTIONS = {"PIL": "pillow", "nvidia": "nvidia-dali-cuda120", "yaml": "pyy
 _NO_MEMORY = re.compile(
     r"bad_alloc|out of memory|can't allocate memory|not enough memory|Cannot allocate memory"
     r"|cannot allocate memory|failed to map segment|cudaErrorMemoryAllocation"
-    r"|can't start new thread"
+    r"|can't start new thread|Resource temporarily unavailable"
 )
 """What torch, DALI, OpenMP, the dynamic linker and Python write when an allocation fails."""
 

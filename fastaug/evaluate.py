@@ -13,12 +13,12 @@ from fastaug import cli
 from fastaug.config import TrainConfig
 from fastaug.engine.evaluation import evaluate_checkpoint
 from fastaug.engine.metrics import metric_rows
+from fastaug.engine.rank_check import join_ranks
 from fastaug.runs.checkpoint import checkpoint_file, load_checkpoint
 from fastaug.runs.console import show_table
 from fastaug.runtime.arithmetic import arithmetic_in_force
 from fastaug.runtime.atomic import write_json
 from fastaug.runtime.device import environment, resolve_device
-from fastaug.runtime.torchrun import join_process_group
 from fastaug.settings import Settings, setting
 
 
@@ -54,7 +54,7 @@ class EvaluateConfig(Settings):
 
 
 def main(args: Sequence[str]) -> int:
-    with join_process_group() as group:
+    with join_ranks(args) as group:
         options = cli.parse(EvaluateConfig, args, prog="python -m fastaug.evaluate")
         out = cli.output_file("--out", options.out) if options.out else None
         path = checkpoint_file(options.checkpoint)

@@ -26,15 +26,19 @@ def setting(
     at_most: float | None = None,
     below: float | None = None,
     free_on_resume: bool = False,
+    free_on_ranks: bool = False,
 ) -> Any:
     """A field with bounds.
 
     free_on_resume: True if a resumed run may change it, because it decides where and how fast the
     training runs, not what it computes.
+    free_on_ranks: True if the ranks of a run may differ in it, because it depends on the machine or
+    decides what rank 0 shows.
     """
     bounds = {"at least": at_least, "at most": at_most, "below": below}
     given = {rule: bound for rule, bound in bounds.items() if bound is not None}
-    return field(default=default, metadata={"bounds": given, "free_on_resume": free_on_resume})
+    free = {"free_on_resume": free_on_resume, "free_on_ranks": free_on_ranks}
+    return field(default=default, metadata={"bounds": given, **free})
 
 
 @dataclass(frozen=True)

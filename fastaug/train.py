@@ -10,6 +10,7 @@ from fastaug import cli
 from fastaug.config import TrainConfig
 from fastaug.engine.dry_run import dry_run
 from fastaug.engine.preflight import check_before_start
+from fastaug.engine.rank_check import join_ranks
 from fastaug.engine.trainer import Trainer
 from fastaug.errors import ConfigError
 from fastaug.recipes import recipe_rows
@@ -18,7 +19,6 @@ from fastaug.runs.defaults import check_code, defaults
 from fastaug.runs.resume import new_run_folder
 from fastaug.runtime.distributed import Group
 from fastaug.runtime.signals import TrainingInterruptedError
-from fastaug.runtime.torchrun import join_process_group
 from fastaug.urls import absolute_data
 
 PROG = "python -m fastaug.train"
@@ -34,7 +34,7 @@ def main(args: Sequence[str]) -> int:
     if "--list-recipes" in args:
         show_table("recipes (--recipe NAME --help shows all of one's settings)", recipe_rows())
         return 0
-    with join_process_group() as group:
+    with join_ranks(args) as group:
         if "--print-config" in args:
             print_config(args, group)
             return 0

@@ -18,7 +18,7 @@ from fastaug.data.prefetch import prefetch
 from fastaug.data.remote.spans import PARALLEL_READS, is_remote
 from fastaug.data.retry import RetryError, check_size, read_with_retries, try_read
 from fastaug.data.sampler import BatchKey
-from fastaug.errors import DataError, first_line
+from fastaug.errors import DecodeError, first_line
 from fastaug.views.plan import PAD, ViewPlans
 
 READERS = 8
@@ -138,12 +138,14 @@ class Decoder:
             device_id=None,
             prefetch_queue_depth=1,
         )
+        content = self._content(index)
         try:
-            pipeline.feed_input("encoded", [self._content(index)])
+            pipeline.feed_input("encoded", [content])
             pipeline.schedule_run()
             (decoded,) = pipeline.outputs()
         except RuntimeError as error:
-            raise DataError(f"{self._images.where(index)}: DALI cannot decode it") from error
+            message = f"{self._images.where(index)}: DALI cannot decode it"
+            raise DecodeError(message, content.data) from error
         check_size(self._images, index, decoded.shape()[0][:2])
 
     def _check_sizes(self, indices: np.ndarray, shapes: list[tuple[int, ...]]) -> None:

@@ -13,7 +13,9 @@ from fastaug.urls import is_url, parse_url
 class DataConfig(Settings):
     """The data and its loader."""
 
-    data: str = setting("shapes", free_on_resume=True)  # may have moved; its fingerprint is checked
+    data: str = setting(
+        "shapes", free_on_resume=True, free_on_ranks=True
+    )  # may have moved; its fingerprint is checked
     """shapes (built in), or the path of a data set, whose format is recognized: class folders,
     shards, tables, ImageNet or CIFAR as downloaded, and more; docs/guide/data.md has them all. Or
     the URL (s3://, gs://, http(s)://) of shards that fastaug.pack wrote."""
@@ -22,17 +24,21 @@ class DataConfig(Settings):
     recognized."""
     label_column: str = setting("", free_on_resume=True)
     """Column of the labels, by its name or its number from 1. Empty: recognized."""
-    cache_size: float = setting(100.0, at_least=0, at_most=1e9, free_on_resume=True)
+    cache_size: float = setting(
+        100.0, at_least=0, at_most=1e9, free_on_resume=True, free_on_ranks=True
+    )
     """GB of local disk for images of a URL, shared by all processes of the machine; 0: no cache. A
     twentieth of the disk stays free in any case."""
     loader: Literal["torch", "dali"] = setting("torch", free_on_resume=True)
     """What decodes the images and makes the views. --dali is short for --loader dali."""
-    workers: int = setting(-1, at_least=-1, at_most=1024, free_on_resume=True)
+    workers: int = setting(-1, at_least=-1, at_most=1024, free_on_resume=True, free_on_ranks=True)
     """Loader processes (torch) or threads (dali). -1: one fewer than the cores, 1 to 8; 0: no
     extra process (torch), one thread (dali)."""
-    prefetch: int = setting(2, at_least=1, at_most=1024, free_on_resume=True)
+    prefetch: int = setting(2, at_least=1, at_most=1024, free_on_resume=True, free_on_ranks=True)
     """Batches that the dali loader prepares ahead."""
-    decode_memory: int = setting(0, at_least=0, at_most=65536, free_on_resume=True)
+    decode_memory: int = setting(
+        0, at_least=0, at_most=65536, free_on_resume=True, free_on_ranks=True
+    )
     """MiB that each DALI decoder reserves at the start, on the host and on the GPU, so that large
     images do not grow it later. 0: as much as the first images need."""
     scan: Literal["quick", "full"] = setting("quick", free_on_resume=True)

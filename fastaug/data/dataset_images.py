@@ -22,7 +22,7 @@ from torch.utils.data import Subset as DatasetSubset
 
 from fastaug.data.pixels import rgb_pixels, to_ppm
 from fastaug.data.storage import Digest
-from fastaug.errors import DataError, describe_error
+from fastaug.errors import DataError, DecodeError, describe_error
 
 log = logging.getLogger("fastaug")
 
@@ -121,7 +121,11 @@ class DatasetImages:
         return self._lock
 
     def _failed(self, index: int, error: Exception) -> DataError:
-        return DataError(f"{self.where(index)}: its __getitem__ failed ({describe_error(error)})")
+        message = f"{self.where(index)}: its __getitem__ failed ({describe_error(error)})"
+        # Pillow's errors, which have no errno: there is no need to try again.
+        if type(error) in (OSError, Image.UnidentifiedImageError):
+            return DecodeError(message, str(error).encode())
+        return DataError(message)
 
     def _wrong(self, index: int, what: str) -> DataError:
         return DataError(f"{self.where(index)}: {what}")

@@ -19,7 +19,7 @@ from fastaug.data.dataset_images import DatasetImages, MapDataset, dataset_class
 from fastaug.data.labels import index_labels
 from fastaug.data.pixels import rgb_pixels
 from fastaug.data.storage import Files, Storage, Subset
-from fastaug.errors import DataError, first_line
+from fastaug.errors import DataError, DecodeError, first_line
 from fastaug.views.plan import MAX_PIXELS
 
 Split = Literal["train", "test"]
@@ -37,13 +37,17 @@ class Manifest:
     """[N] bool: whether DALI decodes the image to the same pixel values as Pillow."""
     bad: Mapping[int, str] = field(default_factory=dict)
     """Image -> why it cannot be used."""
+    stamps: np.ndarray | None = None
+    """[N] uint64, those of the storage when the images were scanned; None: the storage compares
+    every image with its checksum."""
 
     def subset(self, keep: np.ndarray) -> Manifest:
         """keep: [n] int64, ascending."""
         place = np.searchsorted(keep, np.fromiter(self.bad, np.int64, len(self.bad))).tolist()
         found = zip(place, self.bad.items(), strict=True)
         bad = {at: reason for at, (i, reason) in found if at < len(keep) and keep[at] == i}
-        return Manifest(self.sizes[keep], self.plain[keep], bad)
+        stamps = None if self.stamps is None else self.stamps[keep]
+        return Manifest(self.sizes[keep], self.plain[keep], bad, stamps)
 
 
 @dataclass(frozen=True)
@@ -164,7 +168,7 @@ def is_storage_error(error: DataError) -> bool:
 
 @contextmanager
 def open_image(content: bytes | memoryview, where: str) -> Iterator[Image.Image]:
-    """Pillow's image with its header read; errors now or within the context become DataErrors."""
+    """Pillow's image with its header read; errors now or within the context become DecodeErrors."""
     try:
         with Image.open(io.BytesIO(content)) as image:
             if image.width * image.height > MAX_PIXELS:
@@ -177,4 +181,4 @@ def open_image(content: bytes | memoryview, where: str) -> Iterator[Image.Image]
             reason = "not an image of a known format"
         else:
             reason = first_line(error)
-        raise DataError(f"{where}: cannot be decoded ({reason})") from error
+        raise DecodeError(f"{where}: cannot be decoded ({reason})", content) from error

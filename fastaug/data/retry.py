@@ -16,12 +16,13 @@ import numpy as np
 
 from fastaug.data.image_set import ImageSet, Manifest, is_storage_error
 from fastaug.data.scan import check_max_bad, forget, mark_bad, stamp_of
-from fastaug.errors import DataError
+from fastaug.errors import DataError, DecodeError
 
 log = logging.getLogger("fastaug")
 
 RETRY_PAUSES = (0.1, 0.3, 1.0, 3.0)
-"""Seconds to wait before each retry of a failed read or decode."""
+"""Seconds to wait before each retry of a failed read, and of a decode if the image may have
+changed."""
 _OUTAGE = 4
 """If no image of a batch can be read, and the batch has at least this many, the storage failed."""
 
@@ -34,6 +35,8 @@ class ReadFailure(NamedTuple):
     message: str
     permanent: bool
     """True: the stored image is bad, so the next run need not try it. False: the storage failed."""
+    digest: bytes = b""
+    """Hash of the bytes that cannot be decoded; empty if it failed for another reason."""
 
 
 class BadImage(NamedTuple):
@@ -73,7 +76,8 @@ def try_read(read: Callable[[int], Read], index: int) -> Read | ReadFailure:
         return read(index)
     except DataError as error:
         temporary = is_storage_error(error) or isinstance(error, ChangedImageError)
-        return ReadFailure(str(error), permanent=not temporary)
+        digest = error.digest if isinstance(error, DecodeError) else b""
+        return ReadFailure(str(error), not temporary, digest)
 
 
 def read_with_retries(
@@ -84,28 +88,45 @@ def read_with_retries(
 ) -> dict[int, Read]:
     """Retry the failed reads among the first results of a batch; returns index -> result.
 
-    All failed images are retried together, so a short outage costs the time of one image.
+    All failed images are retried together, so a short outage costs the time of one image. An image
+    that cannot be decoded and is still the one that was scanned is not retried.
     """
     found = {index: out for index, out in first.items() if not isinstance(out, ReadFailure)}
     failed = {index: out for index, out in first.items() if isinstance(out, ReadFailure)}
-    for failure in failed.values():
-        warn(f"{failure.message}; retrying for {sum(RETRY_PAUSES):.2g} s")
+    retried = {i for i, failure in failed.items() if not _is_undecodable(images, i, failure, read)}
+    for index in retried:
+        warn(f"{failed[index].message}; retrying for {sum(RETRY_PAUSES):.2g} s")
     for pause in RETRY_PAUSES:
-        if not failed:
+        if not retried:
             break
         time.sleep(pause)
-        for index in list(failed):
+        for index in list(retried):
             out = try_read(read, index)
             if isinstance(out, ReadFailure):
                 failed[index] = out
                 continue
             found[index] = out
             del failed[index]
+            retried.remove(index)
             warn(f"{images.where(index)}: can be read again")
     if failed:
         bad = {index: _bad_image(images, index, failure) for index, failure in failed.items()}
         raise BadImagesError(bad, len(first))
     return found
+
+
+def _is_undecodable(
+    images: ImageSet, index: int, failure: ReadFailure, read: Callable[[int], object]
+) -> bool:
+    """Whether an image is unchanged since the scan, and a second read, which follows at once, has
+    the same bytes: later reads will have them too."""
+    manifest = images.manifest
+    if not failure.digest or manifest is None:
+        return False
+    if manifest.stamps is not None and manifest.stamps[index] != stamp_of(images, index):
+        return False
+    again = try_read(read, index)
+    return isinstance(again, ReadFailure) and again.digest == failure.digest
 
 
 def check_size(images: ImageSet, index: int, size: tuple[int, ...]) -> None:
@@ -143,7 +164,7 @@ def quarantine(images: ImageSet, found: BadImagesError, max_bad: float) -> Image
     sizes, plain = known.sizes.copy(), known.plain.copy()
     sizes[list(bad)], plain[list(bad)] = 0, False  # as a scan would have set them
     reasons = {index: image.reason for index, image in bad.items()} | dict(known.bad)
-    manifest = Manifest(sizes, plain, dict(sorted(reasons.items())))
+    manifest = replace(known, sizes=sizes, plain=plain, bad=dict(sorted(reasons.items())))
     check_max_bad(images, replace(manifest, bad=reasons), max_bad)
     for index, image in bad.items():
         log.warning("%s: %s; the run continues without it", images.where(index), image.reason)

@@ -213,7 +213,8 @@ class ScanTable:
             self._columns["level"][rows] = 0
 
     def manifest(self, rows: Rows, bad: Mapping[int, str]) -> Manifest:
-        return Manifest(self._columns["size"][rows], self._columns["plain"][rows], bad)
+        size, plain, stamp = (self._columns[name][rows] for name in ("size", "plain", "stamp"))
+        return Manifest(size, plain, bad, stamp)
 
     def bad_images(self, rows: Rows) -> dict[int, str]:
         """Index of each bad image -> reason, ascending."""

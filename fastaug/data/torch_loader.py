@@ -15,7 +15,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cached_property, partial
 from math import prod
-from typing import NamedTuple
+from multiprocessing.process import BaseProcess
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -40,7 +41,7 @@ from fastaug.errors import DataError, first_line
 from fastaug.runtime.cores import worker_count
 from fastaug.runtime.trace import start_worker_tracing, trace_range, worker_trace_file
 from fastaug.views.batch import ViewBatch, view_dtype
-from fastaug.views.buffer_pool import BufferPool, SharedBuffers
+from fastaug.views.buffer_pool import CAN_SEND_BUFFERS, MAX_SENT, BufferPool, SharedBuffers
 from fastaug.views.config import ViewConfig
 from fastaug.views.plan import draw_plans
 from fastaug.views.reference import reference_views
@@ -51,17 +52,23 @@ log = logging.getLogger("fastaug")
 class TorchLoader(ViewLoader):
     """An iterable of ViewBatch, made by worker processes."""
 
+    _is_warned = False
+    """Whether it was logged that no workers can be started."""
+
     def _pass(self, keys: Iterable[BatchKey]) -> Iterator[ViewBatch]:
         dataset = _ViewDataset(self.images, self._view_of_epoch, self._seed, self._memory)
-        workers = worker_count(self._data.workers)
-        batches = _in_host_memory(dataset, keys, workers, _start_method(self.images))
+        workers, method = worker_count(self._data.workers), _start_method(self.images)
+        if workers and (reason := _why_no_workers(workers, method)):
+            if not self._is_warned:
+                log.warning("%s", reason)
+            self._is_warned, workers = True, 0
+        batches = _in_host_memory(dataset, keys, workers, method)
         return batches if self._device.type != "cuda" else _uploaded(batches, self._device)
 
     @cached_property  # not before the first pass: this fixes how processes are started
     def _memory(self) -> _BatchMemory:
-        workers = worker_count(self._data.workers)
-        is_forked = bool(workers) and _start_method(self.images) == "fork"
-        return _BatchMemory(self._view, self._sampler.images_per_batch, workers, is_forked)
+        workers, method = worker_count(self._data.workers), _start_method(self.images)
+        return _BatchMemory(self._view, self._sampler.images_per_batch, workers, method)
 
 
 def _start_method(images: ImageSet) -> str:
@@ -69,20 +76,39 @@ def _start_method(images: ImageSet) -> str:
     return "forkserver" if is_remote(images.storage) else multiprocessing.get_start_method()
 
 
+def _why_no_workers(workers: int, start_method: str) -> str:
+    """Why worker processes cannot be started, "" if they can. Their queues need semaphores, which
+    Linux keeps in /dev/shm: 4 KB each."""
+    context = multiprocessing.get_context(start_method)
+    try:
+        for_queues = [context.Lock() for _ in range(3 * workers + 8)]  # as many as torch makes
+    except OSError as error:
+        return (
+            f"--workers {workers}: worker processes cannot be started, because /dev/shm is full or "
+            f"missing ({error.strerror}); the images are decoded in the training process, which is "
+            "slower. Free space in /dev/shm (in Docker: docker run --shm-size=1g)"
+        )
+    del for_queues
+    return ""
+
+
 class _BatchMemory:
     """Where views are made: in memory that is used again."""
 
     def __init__(
-        self, config: ViewConfig, images_per_batch: int, workers: int, is_forked: bool
+        self, config: ViewConfig, images_per_batch: int, workers: int, start_method: str
     ) -> None:
         self._views, self._dtype = config.views, view_dtype(config.views_dtype)
         self.shared: SharedBuffers | None = None
-        """Buffers that forked workers fill."""
-        if is_forked:
+        """Buffers that workers fill."""
+        is_forked = start_method == "fork"
+        if workers and (is_forked or CAN_SEND_BUFFERS):
             # Growing views end with this size; memory that none has touched yet takes none.
             size = prod(self._shape(images_per_batch, config.size)) * self._dtype.itemsize
             # Those of the workers, one that is handed out, and two that the caller has.
-            self.shared = SharedBuffers(_PREFETCH * workers + 3, size)
+            count = _PREFETCH * workers + 3
+            count = count if is_forked else min(count, MAX_SENT)
+            self.shared = SharedBuffers(count, size, forked=is_forked)
         self._own = BufferPool(keep=0 if workers else 3)
 
     def _shape(self, images: int, size: int) -> tuple[int, ...]:
@@ -102,6 +128,11 @@ class _BatchMemory:
         assert self.shared is not None
         return self.shared.filled(number, self._shape(images, size), self._dtype)
 
+    def received(self, images: int, size: int, content: bytearray) -> Tensor:
+        """The same from bytes that a worker sent."""
+        values = torch.frombuffer(content, dtype=self._dtype)
+        return values.view(self._shape(images, size))
+
 
 _PREFETCH = 2
 """Batches per worker that are prefetched."""
@@ -112,7 +143,8 @@ class _Task(NamedTuple):
 
     key: BatchKey
     buffer: int | None
-    """The shared buffer for the views; None: new memory, because the caller holds all of them."""
+    """The shared buffer for the views; None: new memory, because the caller holds all of them, or
+    because buffers cannot be shared."""
 
 
 def _in_host_memory(
@@ -135,6 +167,7 @@ def _in_host_memory(
         dataset,
         sampler=tasks(),
         batch_size=None,
+        collate_fn=_unchanged,
         num_workers=workers,
         prefetch_factor=_PREFETCH if workers else None,
         multiprocessing_context=context,
@@ -196,7 +229,7 @@ class _WorkerResult(NamedTuple):
     """What a worker returns. A worker raises no errors, which torch would bury in a traceback, and
     logs nothing: in a fork, a lock of the trainer's console may stay locked forever."""
 
-    views: Tensor | DataError | None
+    views: Tensor | bytearray | DataError | None
     """None if they are in a shared buffer, or if images are bad."""
     warnings: list[str]
     bad: Mapping[int, BadImage]
@@ -230,14 +263,15 @@ class _ViewDataset(Dataset):
             views = self._views(task, [images[index] for index in indices])
         return _WorkerResult(views, warnings, {}, len(images))
 
-    def batch(self, task: _Task, views: Tensor | None) -> ViewBatch:
+    def batch(self, task: _Task, views: Tensor | bytearray | None) -> ViewBatch:
         """The batch of a task, in the process that uses it. views: None if they are in the task's
         buffer."""
-        indices = task.key.indices
+        indices, size = task.key.indices, self._view_of_epoch(task.key.epoch).size
         if task.buffer is not None:
-            size = self._view_of_epoch(task.key.epoch).size
             views = self.memory.filled(len(indices), size, task.buffer)
-        assert views is not None
+        elif isinstance(views, bytearray):
+            views = self.memory.received(len(indices), size, views)
+        assert isinstance(views, Tensor)
         return ViewBatch(
             views.permute(0, 1, 4, 2, 3),
             torch.from_numpy(self._images.labels[indices]),
@@ -259,7 +293,9 @@ class _ViewDataset(Dataset):
         check_size(self._images, index, image.shape[:2])
         return image
 
-    def _views(self, task: _Task, images: list[np.ndarray]) -> Tensor | DataError | None:
+    def _views(
+        self, task: _Task, images: list[np.ndarray]
+    ) -> Tensor | bytearray | DataError | None:
         key = task.key
         config = self._view_of_epoch(key.epoch)
         sizes = np.array([image.shape[:2] for image in images])
@@ -270,30 +306,52 @@ class _ViewDataset(Dataset):
         views = self.memory.empty(len(images), config.size, task.buffer)
         for i, image in enumerate(images):
             views[i].copy_(reference_views(image, plans.of_image(i), config))
-        return views if task.buffer is None else None
+        if task.buffer is not None:
+            return None
+        if get_worker_info() is None or not CAN_SEND_BUFFERS:
+            return views
+        # Not as a tensor, which torch would pass through /dev/shm: if that is full, the batch is
+        # lost and the trainer waits forever.
+        return bytearray(views.view(torch.uint8).numpy())
+
+
+def _unchanged(result: Any) -> Any:
+    """In place of torch's conversion to tensors."""
+    return result
 
 
 def _worker_results(batches: DataLoader) -> Iterator[_WorkerResult]:
     """The results of the workers; raises RetryError if one was killed."""
+    workers: list[BaseProcess] = []
     try:
         # Objects with threads, such as DALI's pipelines, must not be collected in a fork, which has
         # no such threads.
         gc.freeze()
+        before = multiprocessing.active_children()
         try:
             with _without_sigchld_handler():
                 results = iter(batches)
         finally:
             gc.unfreeze()
+        workers = [child for child in multiprocessing.active_children() if child not in before]
         yield from results
     except (RuntimeError, OSError, EOFError) as error:
         # An error of this process, or one that a living worker has reported.
         if batches.num_workers == 0 or str(error).startswith("Caught "):
             raise
-        raise RetryError(
-            f"a worker process of the loader has died ({first_line(error)}), perhaps out of "
-            "memory (fewer --workers need less)",
-            max_retries=1,
-        ) from error
+        raise RetryError(_why_worker_died(workers, error), max_retries=1) from error
+
+
+def _why_worker_died(workers: list[BaseProcess], error: Exception) -> str:
+    if hasattr(signal, "SIGBUS") and any(w.exitcode == -signal.SIGBUS for w in workers):
+        return (
+            "a worker process of the loader was killed by SIGBUS, because the shared memory "
+            "(/dev/shm) is full (in Docker: docker run --shm-size=1g; or --workers 0)"
+        )
+    return (
+        f"a worker process of the loader has died ({first_line(error)}), perhaps out of "
+        "memory (fewer --workers need less)"
+    )
 
 
 @contextmanager

@@ -27,6 +27,7 @@ def dry_run(config: TrainConfig, checkpoint: Path | None, group: Group) -> None:
     if config.view.initial_size:  # growing views take most memory at the end
         trainer.loader.set_epoch(config.optim.epochs - 1)
     seconds, losses = _train(trainer)
+    trainer.drift.check_now(trainer.step + len(seconds))
     evaluated = _evaluate_batch(trainer)
     memory = group.gather(_peak_memory(trainer.device))
     if group.is_first:

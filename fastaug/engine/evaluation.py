@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,15 +16,13 @@ from fastaug.data.sources import DataSource, align_classes
 from fastaug.engine.loaders import build_evaluation_loader, scan_configured
 from fastaug.engine.metrics import Predictions, metrics_for
 from fastaug.engine.per_class import PerClass, PredictedClasses
+from fastaug.engine.preflight import prepare_device
+from fastaug.engine.rank_check import check_same
+from fastaug.engine.rank_data import agree_on_images
+from fastaug.engine.rank_drift import hash_tensors
 from fastaug.kernels.registry import resolve_kernel
 from fastaug.runs.weights import model_from_checkpoint
-from fastaug.runtime.arithmetic import set_arithmetic
-from fastaug.runtime.device import (
-    autocast,
-    avoid_broken_cpu_arithmetic,
-    keep_freed_memory,
-    use_device,
-)
+from fastaug.runtime.device import autocast
 from fastaug.runtime.distributed import Group
 
 BATCH_SIZE = 256
@@ -136,13 +135,13 @@ def evaluate_checkpoint(
     """
     classes = tuple(state["classes"])
     images = group.in_turn(lambda: align_classes(DataSource(config.data).test(), classes, name))
-    device = use_device(config.run.device)
+    device = group.in_turn(lambda: prepare_device(replace(config.run, compile="off")))
     group = group.on(device)
-    set_arithmetic(device, config.run.precision, deterministic=config.run.deterministic)
-    avoid_broken_cpu_arithmetic(device, config.run.precision)
-    keep_freed_memory(device)
     model = model_from_checkpoint(state).to(device)
+    weights = hash_tensors(model.state_dict().values(), device).item()
+    check_same(group, {name: f"weights {weights:x}"}, "name the same checkpoint")
     scanned = group.in_turn(lambda: scan_configured(config.data, images))
+    scanned = agree_on_images(group, config.data, {"test": scanned})["test"]
     evaluation = Evaluation(scanned, config, device, group, batch_size=batch_size)
     predicted = PredictedClasses(classes, config.eval.tta)
     measures = evaluation.measure(model, views=config.eval.tta, predicted=predicted)

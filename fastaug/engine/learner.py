@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import math
+import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -203,6 +204,18 @@ class Learner:
             if not new.saved.is_floating_point():  # batch norm's counts
                 old.write(torch.where(good, new.read(), old.read()))
 
+    def replicated_state(self) -> dict[str, list[Tensor]]:
+        """The tensors on the device that are equal on all ranks after every step."""
+        ema = [] if self.ema is None else [self.ema.module]
+        kept = [value for own in self.optimizer.state.values() for value in own.values()]
+        return {
+            "the weights": [*self.model.parameters(), *self.model.buffers()],
+            "their moving average": [t for m in ema for t in (*m.parameters(), *m.buffers())],
+            "the optimizer's state": [
+                value for value in kept if isinstance(value, Tensor) and value.device == self.device
+            ],
+        }
+
     def state_dict(self) -> dict[str, Any]:
         self._step.settle()
         return {
@@ -241,4 +254,9 @@ def _over_ranks(model: nn.Module, device: torch.device, group: Group) -> Distrib
     settings: dict[str, Any] = {"gradient_as_bucket_view": True, buffers: False}
     if device.type == "cuda":
         settings |= {"device_ids": [device.index], "process_group": group.gpus}
+    else:
+        # Otherwise DDP rearranges its buckets after the first step of a process. gloo's order of
+        # summation depends on the arrangement: three or more ranks would resume with other bits.
+        settings["find_unused_parameters"] = True
+        warnings.filterwarnings("ignore", message="find_unused_parameters=True was specified")
     return DistributedDataParallel(model, **settings)

@@ -17,7 +17,7 @@ from fastaug.data.dataset_images import MapDataset
 from fastaug.data.image_set import ImageSet
 from fastaug.data.loader import ViewLoader
 from fastaug.data.scan import scan_and_check
-from fastaug.data.sources import DataSource
+from fastaug.data.sources import DataSource, align_classes
 from fastaug.data.torch_loader import TorchLoader
 from fastaug.errors import ConfigError, DataError
 from fastaug.runtime.device import physical_memory, resolve_device
@@ -30,6 +30,16 @@ def scan_configured(config: DataConfig, images: ImageSet) -> ImageSet:
     return scan_and_check(
         images, full=config.scan == "full", max_bad=config.max_bad, workers=config.workers
     )
+
+
+def scanned_sets(config: DataConfig) -> dict[str, ImageSet]:
+    """The images to train on ("training"), those held out (if the config says so), and the test
+    images ("test")."""
+    source = DataSource(config)
+    train, held_out = source.training()
+    test = align_classes(source.test(), train.classes, train.name)
+    sets = {"training": train, "held-out": held_out, "test": test}
+    return {kind: scan_configured(config, s) for kind, s in sets.items() if s is not None}
 
 
 Images = ImageSet | Sequence[tuple[str | Path, int | str]] | MapDataset

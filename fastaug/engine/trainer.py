@@ -12,33 +12,29 @@ import torch
 from torch import Tensor, nn
 
 from fastaug.config import TrainConfig
-from fastaug.data.image_set import ImageSet
-from fastaug.data.sources import DataSource, align_classes
 from fastaug.engine.evaluation import Evaluation
 from fastaug.engine.extension import check_new_length
 from fastaug.engine.graphed import GraphedLearner
 from fastaug.engine.learner import Learner
-from fastaug.engine.loaders import build_loader, scan_configured
+from fastaug.engine.loaders import build_loader, scanned_sets
 from fastaug.engine.metrics import Meter, Speedometer, metric_rows
 from fastaug.engine.nonfinite import NonFiniteGuard, NonFiniteStep, Part
 from fastaug.engine.optim import learning_rate
 from fastaug.engine.optim_report import describe_optimizer
+from fastaug.engine.preflight import prepare_device, warning_if_unshared
 from fastaug.engine.profiling import Profiler, steps_to_record
-from fastaug.errors import DataError, FastaugError, first_line
+from fastaug.engine.rank_check import check_engines, check_settings
+from fastaug.engine.rank_data import agree_on_images, bad_images_of_all
+from fastaug.engine.rank_drift import DriftCheck
+from fastaug.errors import DataError, FastaugError, RankDriftError, first_line
 from fastaug.models.pretrained import REPLACED
 from fastaug.runs.checkpoint import check_continuable, check_progress, load_checkpoint
 from fastaug.runs.console import RunConsole, announcement
 from fastaug.runs.folder import RunFolder
 from fastaug.runs.initial_weights import read_initial_weights
 from fastaug.runs.picture import draw_views
-from fastaug.runtime.arithmetic import arithmetic_in_force, set_arithmetic
-from fastaug.runtime.device import (
-    avoid_broken_cpu_arithmetic,
-    check_compiler,
-    environment,
-    keep_freed_memory,
-    use_device,
-)
+from fastaug.runtime.arithmetic import arithmetic_in_force
+from fastaug.runtime.device import environment
 from fastaug.runtime.distributed import Agreement, Group
 from fastaug.runtime.signals import StopSignals, TrainingInterruptedError
 from fastaug.runtime.torchrun import torchrun_id
@@ -55,19 +51,17 @@ class Trainer:
         self, config: TrainConfig, checkpoint: Path | None = None, group: Group | None = None
     ) -> None:
         self.config = config
-        self.device = use_device(config.run.device)
-        self.group = group = (group or Group()).on(self.device)
-        set_arithmetic(self.device, config.run.precision, deterministic=config.run.deterministic)
-        avoid_broken_cpu_arithmetic(self.device, config.run.precision)
-        keep_freed_memory(self.device)
-        if config.run.compile != "off":
-            check_compiler(self.device)
+        group = group or Group()
+        check_settings(group, config)
+        self.device = group.in_turn(lambda: prepare_device(config.run))
+        self.group = group = group.on(self.device)
         # Read before the images are scanned: a mistake in it ends the run at once.
         self._initial = None
         if checkpoint is None:
             self._initial = group.from_first(lambda: read_initial_weights(config))
-        self.train_images, *measured = group.in_turn(lambda: self._image_sets())
-        train = self.train_images
+        scanned = group.in_turn(lambda: scanned_sets(config.data))
+        train, *measured = agree_on_images(group, config.data, scanned).values()
+        self.train_images = train
         self.evaluations = [Evaluation(i, config, self.device, group) for i in measured]
         """On the held-out images, if there are any, and on the test images. The first one runs
         after each epoch and chooses best.pt."""
@@ -79,6 +73,7 @@ class Trainer:
         self.loader = group.in_turn(
             lambda: build_loader(config, train, rank=group.rank, ranks=group.ranks)
         )
+        check_engines(group, config, self.learner.kernel, self.loader.engine_name, self.device)
         self.steps_per_epoch = len(self.loader) // config.optim.accumulate
         self.total_steps = config.optim.epochs * self.steps_per_epoch
         self.meter = Meter(self.device)
@@ -102,6 +97,7 @@ class Trainer:
             state = group.from_first(lambda: load_checkpoint(checkpoint))
             self.load_state_dict(state, str(checkpoint))
         self.first_step = self.step
+        self.drift = DriftCheck(group, self.device, self.learner.replicated_state, self.step)
         self.speed.start(self.step)
         self._boundary = self._state_between_steps()
         self._updating = threading.Lock()
@@ -124,14 +120,6 @@ class Trainer:
         self.watchdog = self._watchdog()
         self.profiler = self._profiler()
 
-    def _image_sets(self) -> list[ImageSet]:
-        """The images to train on, those held out (if the config says so), and the test images."""
-        source = DataSource(self.config.data)
-        train, held_out = source.training()
-        test = align_classes(source.test(), train.classes, train.name)
-        sets = [train, test] if held_out is None else [train, held_out, test]
-        return [scan_configured(self.config.data, images) for images in sets]
-
     def _load_initial_weights(self, model: nn.Module) -> None:
         self._weights_report: list[str] = []
         if self._initial is not None:
@@ -151,6 +139,8 @@ class Trainer:
         with self.signals, self.console, self.folder, self.watchdog, self.profiler:
             for line in self.describe():
                 self.console.line(line)
+            if warning := warning_if_unshared(self.folder.path, self.group):
+                self.console.line(warning)
             self._list_bad_images()
             self._train()
             return self._finish()
@@ -188,6 +178,8 @@ class Trainer:
             while self.step < self.last_step:
                 self._train_rest_of_epoch()
                 self._evaluate_finished_epoch()
+        except RankDriftError:
+            raise  # the last checkpoint is good, and this state may not be
         except BaseException as error:
             self.watchdog.stopping()
             self._save_before_ending()
@@ -196,7 +188,7 @@ class Trainer:
             if not isinstance(error, TrainingInterruptedError):
                 self.signals.check()
             raise
-        self.folder.save(self.state_dict())
+        self._save()
 
     def _train_rest_of_epoch(self) -> None:
         config, share = self.config, 1 / self.config.optim.accumulate
@@ -220,12 +212,11 @@ class Trainer:
                 continue
             self._update(parts)
             parts = []
-            if self.folder.is_checkpoint_due(self.step):
-                self.folder.save(self.state_dict())
             self.profiler.reach(self.step)
             if self.step == self.last_step:
                 break
-            self._stop_if_asked()
+            self.drift.after_step(self.step)
+            self._save_or_stop_if_asked()
         self.nonfinite.check()
 
     def _update(self, parts: list[Part]) -> None:
@@ -271,9 +262,17 @@ class Trainer:
             yield batch
             del batch
 
-    def _stop_if_asked(self) -> None:
-        """End all ranks after the same step, if any of them has received a signal."""
-        if signum := self.agreement.largest(self.signals.signum):
+    def _save_or_stop_if_asked(self, *, save: bool = True) -> None:
+        """Save if it is time to, and end all ranks after the same step if any of them has received
+        a signal."""
+        signum, is_time = self.agreement.largest(
+            self.signals.signum, save and self.folder.is_checkpoint_time
+        )
+        every = self.config.run.checkpoint_every
+        if save and (is_time or (every and self.step % every == 0)):
+            self._save()
+        if signum:
+            self.drift.check_now(self.step)
             raise TrainingInterruptedError(signum)
 
     def _report_nonfinite(self, skipped: NonFiniteStep) -> None:
@@ -308,12 +307,12 @@ class Trainer:
             return
         due = epoch % self.config.eval.eval_every == 0 or self.step == self.total_steps
         if due and self.step > self.first_step:
-            self.folder.save(self.state_dict())  # an evaluation may take long, and be interrupted
+            self._save()  # an evaluation may take long, and be interrupted
         measures = self._timed_evaluation(epoch) if due else {"top1": -1.0}
         self.evaluated_epochs = epoch
         is_best = measures["top1"] > self.best_top1
         self.best_top1 = max(self.best_top1, measures["top1"])
-        self.folder.save(self.state_dict(), best=is_best)
+        self._save(best=is_best)
         self._list_bad_images()
 
     def _timed_evaluation(self, epoch: int) -> dict[str, float]:
@@ -327,7 +326,7 @@ class Trainer:
     def _measure(self, evaluation: Evaluation, views: int) -> dict[str, float]:
         def on_batch(done: int, total: int) -> None:
             self.watchdog.beat("evaluating")
-            self._stop_if_asked()
+            self._save_or_stop_if_asked(save=False)
             self.console.evaluating(done, total)
 
         try:
@@ -376,11 +375,7 @@ class Trainer:
     def _list_bad_images(self) -> None:
         """Write the images that any rank found unreadable to bad-images.txt."""
         measured = [images for e in self.evaluations for images in e.image_sets]
-        sets = [self.loader.images, *measured]
-        own = {images.where(i): reason for images in sets for i, reason in images.bad.items()}
-        known: dict[str, str] = {}
-        for bad in self.group.gather(own):
-            known |= bad
+        known = bad_images_of_all(self.group, [self.loader.images, *measured])
         self.folder.write_bad_images([f"{where}: {reason}" for where, reason in known.items()])
 
     def _profiler(self) -> Profiler:
@@ -402,6 +397,12 @@ class Trainer:
         )
 
     # --- state ---
+
+    def _save(self, *, best: bool = False) -> None:
+        """Save the state, which all ranks have agreed on. Call it on every rank."""
+        self.drift.check_now(self.step)
+        if self.group.is_first:
+            self.folder.save(self.state_dict(), best=best)
 
     def _save_before_ending(self) -> None:
         """Save the steps of this run so far, without the other ranks, which may be gone; may be

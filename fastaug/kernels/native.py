@@ -26,6 +26,7 @@ _DTYPES = {dtype: code for code, dtype in enumerate(DTYPES)}
 # `Arguments` of objective.cpp
 _pack = struct.Struct("@iiPqqPqiiffPPPPiiP").pack
 _IMPORTED_IN = os.getpid()
+_NO_MEMORY = -2
 # Logits per thread, about 15 us of work: with less, waking the thread takes longer.
 _PER_THREAD = 16384
 
@@ -124,6 +125,8 @@ def _run_on(
             openmp,
         )
     )
+    if wrong == _NO_MEMORY:
+        raise MemoryError("cannot allocate memory for the loss")
     if wrong >= 0:
         assert targets is not None
         raise wrong_target(wrong, int(targets[wrong]), classes)

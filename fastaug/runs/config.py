@@ -22,7 +22,7 @@ class RunConfig(Settings):
     data set, none on other data."""
     seed: int = setting(0, at_least=0, below=2**32)
     """Seed of the initial weights, the image order, the views and dropout."""
-    device: str = setting("auto", free_on_resume=True)
+    device: str = setting("auto", free_on_resume=True, free_on_ranks=True)
     """auto, cpu, cuda, or cuda:N."""
     precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
     """Precision of the network; the last layer and the loss are always fp32. tf32: convolutions and
@@ -38,14 +38,16 @@ class RunConfig(Settings):
     cuda_graph: bool = setting(False, free_on_resume=True)
     """Launch each step as CUDA graphs, captured after 3 ordinary steps: for small networks, whose
     kernels take less time than their launches. Takes more memory; one GPU, without --compile."""
-    out: str = setting("", free_on_resume=True)
+    out: str = setting("", free_on_resume=True, free_on_ranks=True)
     """Run folder; default: runs/RECIPE-DATE-TIME-PROCESS."""
-    resume: str = setting("", free_on_resume=True)
+    resume: str = setting("", free_on_resume=True, free_on_ranks=True)
     """Run folder or checkpoint to continue from; auto: --out if given, else the newest in runs/."""
-    progress_every: float = setting(30.0, at_least=0, at_most=1e9, free_on_resume=True)
+    progress_every: float = setting(
+        30.0, at_least=0, at_most=1e9, free_on_resume=True, free_on_ranks=True
+    )
     """Print a progress line every N seconds where there is no terminal, such as in a cluster's log;
     0: off."""
-    log: tuple[str, ...] = setting(("tensorboard",), free_on_resume=True)
+    log: tuple[str, ...] = setting(("tensorboard",), free_on_resume=True, free_on_ranks=True)
     """Where to log besides metrics.jsonl: any of tensorboard, wandb, mlflow, trackio, and your own
     as package.module:attribute; none: nowhere else."""
     log_every: int = setting(20, at_least=1, free_on_resume=True)
@@ -59,13 +61,15 @@ class RunConfig(Settings):
     max_bad_steps: int = setting(20, at_least=1, free_on_resume=True)
     """Stop after this many consecutive steps with a non-finite loss or gradient; each of them is
     skipped and logged."""
-    stall_timeout: float = setting(1200.0, at_least=0, at_most=1e9, free_on_resume=True)
+    stall_timeout: float = setting(
+        1200.0, at_least=0, at_most=1e9, free_on_resume=True, free_on_ranks=True
+    )
     """End the run after this many seconds without progress, with the stack of every thread; 0:
     never."""
-    profile: bool = setting(False, free_on_resume=True)
+    profile: bool = setting(False, free_on_resume=True, free_on_ranks=True)
     """Write a Chrome trace of a few steps to trace.json in the run folder, with named ranges (and
     NVTX ranges on a GPU). DALI's own threads are not in it."""
-    debug: bool = setting(False, free_on_resume=True)
+    debug: bool = setting(False, free_on_resume=True, free_on_ranks=True)
     """Print the traceback of an error."""
 
     def __post_init__(self) -> None:

@@ -184,14 +184,12 @@ class RunFolder:
 
     # --- checkpoints ---
 
-    def is_checkpoint_due(self, step: int) -> bool:
-        """True if --checkpoint-every or --checkpoint-minutes asks for one after this step."""
-        every, seconds = self._config.run.checkpoint_every, 60 * self._config.run.checkpoint_minutes
-        if not self._is_open:
-            return False
-        if every and step % every == 0:
-            return True
-        return bool(seconds) and time.monotonic() - self._last_saved >= seconds
+    @property
+    def is_checkpoint_time(self) -> bool:
+        """True if the last checkpoint is --checkpoint-minutes old."""
+        seconds = 60 * self._config.run.checkpoint_minutes
+        is_due = bool(seconds) and time.monotonic() - self._last_saved >= seconds
+        return self._is_open and is_due
 
     def save(self, state: dict[str, Any], *, best: bool = False) -> None:
         """Copy the state; it is written asynchronously."""
@@ -310,7 +308,7 @@ def check_unused(path: Path) -> None:
 def _newest_step(path: Path) -> int:
     """Step of the newest checkpoint in a run folder; -1 if it has none."""
     names = (file.stem.partition("-")[2] for file in path.glob("checkpoints/step-*.pt"))
-    return max((int(name) for name in names if name.isdigit()), default=-1)
+    return max((int(name) for name in names if name.isascii() and name.isdigit()), default=-1)
 
 
 def _is_non_finite(value: Any) -> bool:

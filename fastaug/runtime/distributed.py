@@ -38,14 +38,23 @@ class Group:
     """NCCL's group, for tensors on GPUs; messages between hosts use gloo, the default group."""
 
     def on(self, device: torch.device) -> Group:
-        """This group for tensors on a device; raises on every rank if two have the same GPU."""
-        if self.ranks == 1 or device.type == "cpu":
+        """This group for tensors on a device; raises on every rank if two have the same GPU, or
+        some have none."""
+        if self.ranks == 1:
             return self
-        own = str(torch.cuda.get_device_properties(device).uuid)
+        is_cpu = device.type == "cpu"
+        found = self.gather("" if is_cpu else str(torch.cuda.get_device_properties(device).uuid))
+        if "" in found and any(found):
+            raise self.common_error(
+                f"--device: rank {found.index('')} has only a CPU, and other ranks have GPUs; "
+                "check the driver of its machine with nvidia-smi, or give --device cpu"
+            )
+        if is_cpu:
+            return self
         owners: dict[str, int] = {}
-        for rank, gpu in enumerate(self.gather(own)):
+        for rank, gpu in enumerate(found):
             if (other := owners.setdefault(gpu, rank)) != rank:
-                raise ConfigError(
+                raise self.common_error(
                     f"--device {device.type}: ranks {other} and {rank} have the same GPU; start at "
                     "most as many ranks on a machine as it has GPUs, and do not give --device a "
                     "number"
@@ -54,6 +63,12 @@ class Group:
         gpus = torch.distributed.new_group(backend="nccl", device_id=device, timeout=TIMEOUT)
         assert isinstance(gpus, ProcessGroup)  # every rank is a member
         return replace(self, gpus=gpus)
+
+    def common_error(self, message: str) -> ConfigError:
+        """An error that every rank raises and rank 0 prints."""
+        error = ConfigError(message)
+        error.reported = not self.is_first
+        return error
 
     @property
     def is_first(self) -> bool:
@@ -91,18 +106,22 @@ class Group:
     def in_turn(self, work: Callable[[], Result]) -> Result:
         """Run `work` on the first rank of each machine, then on the others, which find its cache.
 
-        An error of a first rank is raised on every rank.
+        An error of any rank is raised on every rank.
         """
         if self.ranks == 1:
             return work()
-        own = _outcome(work) if self.local_rank == 0 else None
-        outcomes = self.gather(own if isinstance(own, BaseException) else None)
-        for rank, outcome in enumerate(outcomes):
-            if outcome is not None:
-                self._unwrapped(outcome, raised_by=rank)
-        return work() if own is None else self._unwrapped(own)
+        own: _Value | BaseException | None = None
+        for is_turn in (self.local_rank == 0, self.local_rank != 0):
+            if is_turn:
+                own = _outcome(work)
+            errors = self.gather(own if isinstance(own, BaseException) else None)
+            for rank, error in enumerate(errors):
+                if error is not None:
+                    self._unwrapped(error, raised_by=rank)
+        assert isinstance(own, _Value)
+        return own.value
 
-    def _unwrapped(self, outcome: _Value | BaseException, raised_by: int | None = None) -> Any:
+    def _unwrapped(self, outcome: _Value | BaseException, raised_by: int) -> Any:
         if not isinstance(outcome, BaseException):
             return outcome.value
         if isinstance(outcome, FastaugError):
@@ -125,7 +144,7 @@ def _outcome(work: Callable[[], Any]) -> _Value | BaseException:
 
 
 class Agreement:
-    """The maximum of a number over all ranks, one call late, so that no rank waits for the slowest.
+    """The maxima of numbers over all ranks, one call late, so that no rank waits for the slowest.
 
     Every rank gets the same answer from its n-th call, and so acts on it in the same step.
     """
@@ -134,17 +153,17 @@ class Agreement:
         self._group = group
         self._pending: tuple[Any, Tensor] | None = None
 
-    def largest(self, number: int) -> int:
-        """The maximum of the previous call's numbers; 0 in the first call."""
+    def largest(self, *numbers: int) -> list[int]:
+        """The maximum of each of the previous call's numbers; 0 in the first call."""
         if self._group.ranks == 1:
-            return number
-        previous, numbers = self._pending, torch.tensor([number])
-        work = torch.distributed.all_reduce(numbers, torch.distributed.ReduceOp.MAX, async_op=True)
-        self._pending = work, numbers
+            return list(numbers)
+        previous, own = self._pending, torch.tensor(numbers)
+        work = torch.distributed.all_reduce(own, torch.distributed.ReduceOp.MAX, async_op=True)
+        self._pending = work, own
         if previous is None:
-            return 0
+            return [0] * len(numbers)
         previous[0].wait()
-        return int(previous[1])
+        return previous[1].tolist()
 
 
 def lost_rank(error: BaseException) -> RankLostError | None:

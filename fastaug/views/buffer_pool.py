@@ -7,12 +7,15 @@ of 224 px, 154 MB, that takes longer than making the views.
 from __future__ import annotations
 
 import mmap
+import os
 import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from math import prod
+from multiprocessing.reduction import DupFd
+from typing import Any
 
 import numpy as np
 import torch
@@ -69,17 +72,41 @@ def _private_memory(size: int) -> np.ndarray:
     return np.frombuffer(memory, np.uint8)
 
 
-class SharedBuffers:
-    """Memory that is shared with the processes that this one forks from now on.
+CAN_SEND_BUFFERS = hasattr(os, "memfd_create")
+"""Whether SharedBuffers can be sent to a process that is not a fork: on Linux."""
+MAX_SENT = 200
+"""Buffers that can be sent: a fork server passes on at most 256 file descriptors."""
 
-    This process assigns a buffer to each batch, a forked one fills it. Anonymous memory: it is not
-    limited by the size of /dev/shm, and takes no file descriptor.
+
+class SharedBuffers:
+    """Memory that is shared with the processes that this one starts from now on.
+
+    This process assigns a buffer to each batch, a worker process fills it. The memory is not
+    limited by the size of /dev/shm, which is 64 MB in a Docker container.
     """
 
-    def __init__(self, count: int, size: int) -> None:
-        self._size = size
-        self._memory = [self._new() for _ in range(count)]
+    def __init__(self, count: int, size: int, *, forked: bool = True) -> None:
+        """forked: whether all other processes are forks, which need no file descriptors; if not,
+        see CAN_SEND_BUFFERS."""
+        self._size, self._forked = size, forked
+        self._files: list[int] = [-1] * count
+        self._memory = [self._new(number) for number in range(count)]
         self._unused = deque(range(count))
+
+    def __del__(self) -> None:
+        for file in self._files:
+            if file >= 0:
+                os.close(file)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a process gets that is being started."""
+        assert not self._forked
+        return {"_size": self._size, "_files": [DupFd(file) for file in self._files]}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._size, self._forked, self._unused = state["_size"], False, deque()
+        self._files = [file.detach() for file in state["_files"]]
+        self._memory = [self._map(file) for file in self._files]
 
     def take(self) -> int | None:
         """The number of an unused buffer, if there is one."""
@@ -98,12 +125,21 @@ class SharedBuffers:
         return tensor_on(self._memory[number], shape, dtype, lambda: None)
 
     def replace(self, number: int) -> None:
-        """Give up a buffer that a process may still write to. Later forks have another one."""
-        self._memory[number] = self._new()
+        """Give up a buffer that a process may still write to. Later processes have another one."""
+        self._memory[number] = self._new(number)
         self._unused.append(number)
 
-    def _new(self) -> np.ndarray:
-        return np.frombuffer(mmap.mmap(-1, self._size), np.uint8)
+    def _new(self, number: int) -> np.ndarray:
+        if self._forked:
+            return np.frombuffer(mmap.mmap(-1, self._size), np.uint8)
+        if self._files[number] >= 0:
+            os.close(self._files[number])
+        self._files[number] = file = os.memfd_create("fastaug-batch")
+        os.truncate(file, self._size)
+        return self._map(file)
+
+    def _map(self, file: int) -> np.ndarray:
+        return np.frombuffer(mmap.mmap(file, self._size), np.uint8)
 
 
 def tensor_on(

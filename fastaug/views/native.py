@@ -38,23 +38,31 @@ class StartedViews:
         self._views, self._kept = views, kept
         self._wait = library.fastaug_views_finish
         self._job: int | None = library.fastaug_views_start(arguments)
+        if self._job is None:
+            raise _no_memory()
 
     def finish(self) -> Tensor:
         """[B, K, 3, S, S], stored B, K, S, S, 3. The calling thread helps with the rest."""
         assert self._job is not None, "finished twice"
-        self._end()
+        if not self._end():
+            raise _no_memory()
         return self._views
 
-    def _end(self) -> None:
+    def _end(self) -> int:
         job, self._job = self._job, None
-        self._wait(job)
+        is_complete = self._wait(job)
         self._kept = ()
+        return is_complete
 
     def __del__(self) -> None:
         # The memory must stay until the threads are done with it. Do nothing else here: when Python
         # exits, torch cannot create a tensor.
         if self._job is not None:
             self._end()
+
+
+def _no_memory() -> MemoryError:
+    return MemoryError("cannot allocate memory to make views")
 
 
 class NativeViews:
@@ -123,6 +131,6 @@ def _open(file: Path) -> ctypes.CDLL:
     library = open_library(file)
     library.fastaug_views_start.restype = ctypes.c_void_p
     library.fastaug_views_start.argtypes = [ctypes.c_char_p]
-    library.fastaug_views_finish.restype = None
+    library.fastaug_views_finish.restype = ctypes.c_int
     library.fastaug_views_finish.argtypes = [ctypes.c_void_p]
     return library

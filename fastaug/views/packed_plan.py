@@ -117,6 +117,11 @@ def encode_layers(plans: ViewPlans) -> np.ndarray:
             f"a plan's operations must be 0 to {len(OPERATIONS) - 1}, "
             f"got {operations.min()} to {operations.max()}"
         )
+    if not (allowed := np.abs(arguments) <= MAX_NUMBER).all():  # NaN neither
+        raise DataError(
+            f"a plan's arguments must be numbers from {-MAX_NUMBER:,} to {MAX_NUMBER:,}, "
+            f"got {arguments[np.argmin(allowed.all(-1))].tolist()}"
+        )
     numbers, codes = layers["numbers"], kernel_codes()
     numbers[:, :MAX_ARGUMENTS] = arguments
     for place, encode in _ENCODED:
@@ -124,11 +129,6 @@ def encode_layers(plans: ViewPlans) -> np.ndarray:
             rows = encode(arguments[chosen, 0], plans.size)
             numbers[chosen, : rows.shape[1]] = rows
     numbers[_GEOMETRIC[operations], 2::3] += 0.5  # a matrix: to the nearest pixel
-    if not (allowed := np.abs(numbers) <= MAX_NUMBER).all():  # NaN neither
-        raise DataError(
-            f"a plan's arguments must be numbers from {-MAX_NUMBER:,} to {MAX_NUMBER:,}, "
-            f"got {arguments[np.argmin(allowed.all(-1))].tolist()}"
-        )
     unchanged = unchanged_mask(operations, arguments)
     layers["operation"] = np.where(unchanged, codes.nothing, codes.operations[operations])
     return layers

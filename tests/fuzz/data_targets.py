@@ -12,24 +12,24 @@ from functools import cache
 from pathlib import Path
 from unittest import mock
 
-import numpy as np
-from checksums import sign_png, sign_tar, sign_tfrecord, sign_zip
-from target import Target, join, scratch_folder, split, write
-
 import hostile_files
 import hugging_face_sets as hub
 import imagenet_sets
+import numpy as np
+from checksums import sign_png, sign_tar, sign_tfrecord, sign_zip
 from color_folders import write_folder
+from image_sets import open_data
+from mutants import whole_images
+from packed_sets import pack_folders
+from shard_writers import WRITERS, small_samples, tar
+from target import Target, join, scratch_folder, split, write
+
 from fastaug.data import image_set, scan_image
 from fastaug.data.array_cache import load_arrays
 from fastaug.data.image_set import ImageSet
 from fastaug.data.readers import cifar, packed
 from fastaug.data.readers.imagenet_labels import read_class_names, read_labels
 from fastaug.data.sources import DataConfig
-from image_sets import open_data
-from mutants import whole_images
-from packed_sets import pack_folders
-from shard_writers import WRITERS, small_samples, tar
 
 MAX_IMAGES = 8
 """Images of a set that are read: all are read in the same way."""
@@ -305,7 +305,9 @@ def scan(content: bytes, folder: Path) -> None:
     file = write(folder / "a.jpg", content)
     images = ImageSet.from_files([file], ["a"])
     budget = scan_image.MemoryBudget(2**30)
-    assert scan_image.scan_image(images, 0, full=False, budget=budget) == quick
+    # Of a file, only the ends are read: it may be less than the scan of the whole content.
+    found = scan_image.scan_image(images, 0, full=False, budget=budget)
+    assert not found.reason or quick.reason, "the scan of a file refuses a sound image"
 
 
 def image_seeds(_: Path) -> list[bytes]:
@@ -327,9 +329,7 @@ DATA_TARGETS = {
     "parquet": Target(read_parquet, parquet_seeds),
     "arrow": saved_target(ARROW),
     "saved-json": saved_target(STATE, INFO),
-    "npz-arrays": Target(
-        read_npz_arrays, lambda _: [join(*parts) for parts in npz_parts()], 2048
-    ),
+    "npz-arrays": Target(read_npz_arrays, lambda _: [join(*parts) for parts in npz_parts()], 2048),
     "npz": Target(read_npz, lambda _: [zipped(parts) for parts in npz_parts()], 2048),
     "cifar": Target(read_cifar, cifar_seeds),
     "cifar-archive": Target(read_cifar_archive, cifar_archive_seeds, 8192),

@@ -1,4 +1,4 @@
-"""The fuzzer of the view kernel: fuzz_plan.cpp, built by clang with libFuzzer and the sanitizers."""
+"""The fuzzer of the view kernel: fuzz_plan.cpp, built by clang with libFuzzer and sanitizers."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import subprocess
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from target import SOURCES
 
@@ -61,7 +62,7 @@ def seeds() -> list[bytes]:
             images, views=3, size=8 + number, augment="randaugment", seed=number
         )
         if number % 2:  # beyond the image
-            plan = replace(plan, boxes=plan.boxes + (-3, -2, 5, 5))
+            plan = replace(plan, boxes=plan.boxes + np.array([-3, -2, 5, 5]))
         spec = RenderSpec(
             ("bicubic", "bilinear")[number // 4 % 2], number > 7, border, "imagenet", torch.float32
         )

@@ -7,17 +7,19 @@ saved: another exception, more than 5 seconds of the processor, or 600 MB more m
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import re
+import resource
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from target import Target, scratch_folder
+from target import scratch_folder
 
 MAX_SECONDS = 5
 """Of the processor, for one input: other programs may keep the machine busy."""
@@ -50,14 +52,14 @@ class Outcome(NamedTuple):
 
 def main() -> int:
     options = parse_options()
-    if options.child:
-        fuzz_here(options)
     try:
-        outcomes = [fuzz() for fuzz in chosen_targets(options)]
+        if options.child:
+            fuzz_here(options)
+        outcomes = [fuzz(name, options) for name in chosen_targets(options)]
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    inputs, crashes = (sum(own) for own in zip(*((o.inputs, len(o.crashes)) for o in outcomes), strict=True))
+    inputs, crashes = sum(o.inputs for o in outcomes), sum(len(o.crashes) for o in outcomes)
     print(f"{len(outcomes)} targets, {inputs:,} inputs, {crashes} crashes")
     return 1 if crashes else 0
 
@@ -82,23 +84,16 @@ def parse_options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def chosen_targets(options: argparse.Namespace) -> list[Callable[[], Outcome]]:
-    """Functions that fuzz the chosen targets."""
-    from targets import TARGETS, TOGETHER
-
-    names = [*TARGETS, KERNEL]
-    known = [ALL, *TOGETHER, *names]
-    if options.target not in known:
-        raise UsageError(f"no target {options.target}: one of {', '.join(known)}")
+def chosen_targets(options: argparse.Namespace) -> list[str]:
     if options.seconds < 1:
         raise UsageError(f"--seconds must be at least 1, got {options.seconds}")
-    if options.target != KERNEL:
-        try:
-            import atheris  # noqa: F401
-        except ImportError:
-            raise UsageError("atheris is not installed: pip install atheris") from None
-    chosen = names if options.target == ALL else [options.target]
-    return [lambda name=name: fuzz(name, options) for name in chosen]
+    if options.target != KERNEL and importlib.util.find_spec("atheris") is None:
+        raise UsageError("atheris is not installed: pip install atheris")
+    if options.target != ALL:
+        return [options.target]
+    from targets import TARGETS
+
+    return [*TARGETS, KERNEL]
 
 
 def fuzz(name: str, options: argparse.Namespace) -> Outcome:
@@ -118,7 +113,7 @@ def fuzz_reader(name: str, options: argparse.Namespace, folder: Path) -> Outcome
     command += [f"--{own}={getattr(options, own)}" for own in ("seconds", "runs", "seed", "corpus")]
     cache = os.environ.get("FASTAUG_CACHE", str(options.corpus.absolute() / "cache"))
     env = {"FASTAUG_CACHE": cache, "TMPDIR": str(folder), "PYTHONHASHSEED": "0"}
-    return run_fuzzer(name, seeds_of(name), command, options, env)
+    return run_fuzzer(name, command, options, env)
 
 
 def fuzz_kernel(options: argparse.Namespace, folder: Path) -> Outcome:
@@ -128,32 +123,29 @@ def fuzz_kernel(options: argparse.Namespace, folder: Path) -> Outcome:
     if clang is None:
         raise UsageError(f"{KERNEL} needs clang++ with libFuzzer: apt install clang")
     program = native_plan.build(clang, folder, "-O1" if options.seconds > 60 else "-O0")
-    flags = fuzzer_flags(KERNEL, options, max_len=2048, memory=MAX_GROWTH)
+    write_seeds(options.corpus / KERNEL, native_plan.seeds())
+    flags = fuzzer_flags(KERNEL, options, max_len=2048)
     # Idle threads of the kernel are never ended. The quarantine is memory that is kept after free.
     env = {"ASAN_OPTIONS": "detect_leaks=0:quarantine_size_mb=32"}
-    return run_fuzzer(KERNEL, native_plan.seeds(), [str(program), *flags], options, env)
+    return run_fuzzer(KERNEL, [str(program), *flags], options, env)
 
 
-def seeds_of(name: str) -> list[bytes]:
-    with scratch_folder() as folder:
-        return list(find_target(name).seeds(folder))
+def write_seeds(corpus: Path, seeds: Iterable[bytes]) -> None:
+    corpus.mkdir(exist_ok=True)
+    for number, seed in enumerate(seeds):
+        (corpus / f"seed-{number}").write_bytes(seed)
 
 
-def find_target(name: str) -> Target:
-    from targets import TARGETS, TOGETHER
-
-    return (TARGETS | TOGETHER)[name]
-
-
-def fuzzer_flags(name: str, options: argparse.Namespace, max_len: int, memory: int) -> list[str]:
-    """Arguments of libFuzzer."""
+def fuzzer_flags(name: str, options: argparse.Namespace, max_len: int) -> list[str]:
+    """Arguments of libFuzzer. It compares the peak of the process, which a child inherits."""
+    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
     return [
         f"-max_total_time={options.seconds}",
         f"-runs={options.runs}",
         f"-seed={options.seed + 1}",  # libFuzzer's 0 means a random one
         f"-max_len={max_len}",
         f"-timeout={MAX_WAIT}",
-        f"-rss_limit_mb={memory}",
+        f"-rss_limit_mb={used + MAX_GROWTH}",
         f"-artifact_prefix={options.corpus / 'crashes' / name}-",
         "-print_final_stats=1",
         str(options.corpus / name),
@@ -161,34 +153,36 @@ def fuzzer_flags(name: str, options: argparse.Namespace, max_len: int, memory: i
 
 
 def run_fuzzer(
-    name: str,
-    seeds: Iterable[bytes],
-    command: list[str],
-    options: argparse.Namespace,
-    env: Mapping[str, str],
+    name: str, command: list[str], options: argparse.Namespace, env: Mapping[str, str]
 ) -> Outcome:
     corpus, crashes = options.corpus / name, options.corpus / "crashes"
-    corpus.mkdir(exist_ok=True)
-    for number, seed in enumerate(seeds):
-        (corpus / f"seed-{number}").write_bytes(seed)
-    before, known = len(list(corpus.iterdir())), set(crashes.glob(f"{name}-*"))
+    before, known = entries(corpus), set(crashes.glob(f"{name}-*"))
+    begin = time.monotonic()
     done = subprocess.run(
         command, env=os.environ | env, capture_output=True, text=True, errors="replace"
     )
     log = options.corpus / f"{name}.log"
     log.write_text(done.stdout + done.stderr)
+    if done.returncode == 2 and (said := re.search(r"^error: (.*)\Z", done.stderr.rstrip(), re.M)):
+        raise UsageError(said[1])
     found = sorted(set(crashes.glob(f"{name}-*")) - known)
     if done.returncode and not found:
         found = [log]  # it ended before its first input
     return Outcome(
         name,
         inputs=_last(r"stat::number_of_executed_units: (\d+)", done.stderr),
-        seconds=_last(r"^Done \d+ runs in (\d+) second", done.stderr),
+        seconds=_last(r"^Done \d+ runs in (\d+) second", done.stderr)
+        or round(time.monotonic() - begin),
         edges=_last(r" cov: (\d+)", done.stderr),
-        new_entries=len(list(corpus.iterdir())) - before,
+        new_entries=entries(corpus) - before,
         peak_mb=_last(r"stat::peak_rss_mb: +(\d+)", done.stderr),
         crashes=found,
     )
+
+
+def entries(corpus: Path) -> int:
+    """Inputs that the fuzzer has added because they reach new code."""
+    return sum(not file.name.startswith("seed-") for file in corpus.glob("*"))
 
 
 def _last(pattern: str, text: str) -> int:
@@ -209,19 +203,25 @@ def fuzz_here(options: argparse.Namespace) -> None:
         try:
             target.read(content, folder)
         except FastaugError as error:
-            assert str(error), "an error without a message"
+            if not str(error):
+                raise ValueError("an error without a message") from error
         if (seconds := time.process_time() - begin) > MAX_SECONDS:
             raise TimeoutError(f"{seconds:.1f} seconds of the processor")
 
     with atheris.instrument_imports(include=["fastaug", *PARSERS]):
-        target = find_target(name)
+        from targets import TARGETS, TOGETHER
+
         from fastaug.errors import FastaugError
 
-        for seed in (options.corpus / name).glob("seed-*"):  # imports the rest
-            read(seed.read_bytes())
-    used = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    flags = fuzzer_flags(name, options, target.max_len, (used >> 20) + MAX_GROWTH)
-    atheris.Setup([sys.argv[0], *flags], read)
+        if name not in (known := TARGETS | TOGETHER):
+            raise UsageError(f"no target {name}: one of {', '.join([ALL, KERNEL, *known])}")
+        target = known[name]
+        with scratch_folder() as made:
+            seeds = target.seeds(made)
+        for seed in seeds:  # imports the rest
+            read(seed)
+    write_seeds(options.corpus / name, seeds)
+    atheris.Setup([sys.argv[0], *fuzzer_flags(name, options, target.max_len)], read)
     atheris.Fuzz()
 
 

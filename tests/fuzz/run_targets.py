@@ -19,10 +19,12 @@ import jinja2
 import numpy as np
 import torch
 from checksums import sign_zip
+from color_folders import write_folder
+from run_folders import SHAPES, measures, metrics_lines, write_run
 from target import Target, join, scratch_folder, split, write
+from training import tiny_config
 
 import fastaug
-from color_folders import write_folder
 from fastaug import report, train
 from fastaug.engine.trainer import Trainer
 from fastaug.errors import FastaugError
@@ -30,12 +32,11 @@ from fastaug.experiments import report_page
 from fastaug.exporters.loading import load_network
 from fastaug.runs.checkpoint import load_checkpoint
 from fastaug.runs.config_file import ConfigFile
+from fastaug.runs.defaults import defaults
 from fastaug.runs.folder import RunFolder
 from fastaug.runs.initial_weights import settings_of_weights
 from fastaug.runs.weights import weights_as_safetensors
 from fastaug.views.plan import ViewPlans
-from run_folders import SHAPES, measures, metrics_lines, write_run
-from training import tiny_config
 
 CPU = torch.device("cpu")
 
@@ -106,10 +107,12 @@ def sign_checkpoint(archive: bytes) -> bytes:
 def use_checkpoint(archive: bytes, folder: Path) -> None:
     """What fastaug.predict and a resumed training do with a file."""
     path = write(folder / "last.pt", sign_checkpoint(archive))
-    each(
-        lambda: load_network(str(path), CPU),
-        lambda: trainer().load_state_dict(load_checkpoint(path), str(path)),
-    )
+    each(lambda: load_network(str(path), CPU), lambda: resume(path))
+
+
+def resume(path: Path) -> None:
+    defaults(recipe="", resume=str(path), out="", data="", config="")
+    trainer().load_state_dict(load_checkpoint(path), str(path))
 
 
 def read_pickle(content: bytes, folder: Path) -> None:
@@ -148,23 +151,21 @@ def edited_state(program: bytes) -> dict[str, Any]:
     state = copy.deepcopy(saved_state())
     numbers = iter(program)
     for depth in numbers:
-        holder: Any = state
+        holder: Any = None
         key: Any = None
+        inner: Any = state
         for _ in range(1 + depth % 4):
-            keys = list(holder) if isinstance(holder, dict) else list(range(len(holder)))
-            if not keys:
+            if not isinstance(inner, (dict, list)) or not inner:
                 break
+            holder = inner
+            keys = list(holder) if isinstance(holder, dict) else range(len(holder))
             key = keys[next(numbers, 0) % len(keys)]
-            if not isinstance(holder[key], (dict, list)):
-                break
-            holder, outer = holder[key], holder
-        else:
-            holder = outer
+            inner = holder[key]
         value = VALUES[next(numbers, 0) % len(VALUES)]
-        if key is None or (value is DELETED and isinstance(holder, list)):
-            continue
+        if holder is None:
+            break
         if value is DELETED:
-            holder.pop(key, None)
+            del holder[key]
         else:
             holder[key] = value
     return state
@@ -236,10 +237,14 @@ def read_run(content: bytes, folder: Path) -> None:
             write(folder / "run" / name, own)
     out = ["--out", str(folder / "report.html")]
     metrics = folder / "run/metrics.jsonl"
-    with redirect_stdout(io.StringIO()), mock.patch.object(report_page, "Environment", compiled_once):
+    resumed = RunFolder(tiny_config(folder, folder / "run"), say=lambda _: None)
+    with (
+        redirect_stdout(io.StringIO()),
+        mock.patch.object(report_page, "Environment", compiled_once),
+    ):
         each(
             lambda: report.main([str(folder), *out]),
-            lambda: RunFolder._keep_metrics_until(metrics, 50, 1),
+            lambda: resumed._keep_metrics_until(metrics, 50, 1),
         )
 
 
@@ -259,8 +264,9 @@ def settings_of(words: list[str], folder: Path) -> None:
     with chdir(folder), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
         try:
             train.read_settings(words)
-        except SystemExit as error:  # --help
-            assert not error.code
+        except SystemExit as error:
+            if error.code:  # 0: --help
+                raise
 
 
 def config_target(name: str, *seeds: bytes) -> Target:

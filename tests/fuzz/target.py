@@ -8,7 +8,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,11 +47,8 @@ def replay(target: Target, content: bytes) -> None:
     """Read one input as the fuzzer does."""
     from fastaug.errors import FastaugError
 
-    with scratch_folder() as folder:
-        try:
-            target.read(content, folder)
-        except FastaugError:
-            pass
+    with scratch_folder() as folder, suppress(FastaugError):
+        target.read(content, folder)
 
 
 _times = itertools.count(10**18, 10**9)

@@ -52,7 +52,7 @@ def _strangers(run: Path) -> Iterator[str]:
         place = path.relative_to(run)
         known = str(place) in _FILES or path.suffix == ".damaged"
         # The picture of the first views may be lost to a full disk, as TensorBoard's events may.
-        known = known or str(place) == "views.png"
+        known = known or str(place) in ("views.png", "stall.txt")
         known = known or place.name.startswith("events.out.tfevents.")
         known = known or place.match("checkpoints/step-*.pt") or str(place) == "checkpoints"
         if not known:
@@ -221,6 +221,6 @@ def _lives(journal: Notes) -> Iterator[Life]:
             bounds = note["least"], note["most"]
         elif "started" in note:
             lives[note["pid"]] = (note["pid"], note["rank"], bounds, {})
-        else:
+        elif "step" in note:
             lives[note["pid"]][3].setdefault(note["step"], []).append(note["indices"])
     yield from (life for life in lives.values() if life[3])

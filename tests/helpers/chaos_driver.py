@@ -3,20 +3,27 @@
     torchrun ... tests/helpers/chaos_driver.py JOURNAL FLAGS OF THE TRAINING
 
 The journal is a FIFO, as the training's output is: a limit on the size of files, which stands for a
-full disk, leaves both alone. A line is written at once or not at all, whoever else writes.
+full disk, affects neither. A line is one write, so that lines of several processes do not mix.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import multiprocessing
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastaug import cli, train
 from fastaug.engine.learner import Learner
+
+READERS = "fastaug-reader"
+"""Name of the DALI loader's threads that read files."""
 
 
 def drive(journal: str, flags: Sequence[str]) -> int:
@@ -34,24 +41,45 @@ def drive(journal: str, flags: Sequence[str]) -> int:
         start_step(learner, step)
 
     def noted_backward(learner: Learner, batch: Any, *args: Any, **named: Any) -> Any:
-        note(step=learner.noted_step, indices=batch.indices.tolist())  # type: ignore[attr-defined]
+        step = learner.noted_step  # type: ignore[attr-defined]
+        note(step=step, indices=batch.indices.tolist(), clock=time.time())
         return backward(learner, batch, *args, **named)
 
     Learner.start_step = noted_start_step  # type: ignore[method-assign]
     Learner.backward = noted_backward  # type: ignore[method-assign]
+    signal.signal(signal.SIGUSR2, lambda *_: note(thread_killed=_kill_reader()))
     note(started=True)
     return cli.run(train.main, flags)
 
 
-def process(journal: str, log: str, flags: Sequence[str]) -> None:
+def _kill_reader() -> str:
+    """End a thread of the loader by an exception that nothing catches; returns its name, "" if
+    there is none. From outside, a thread cannot be ended without its process."""
+    readers = [t for t in threading.enumerate() if t.name.startswith(READERS) and t.ident]
+    if not readers:
+        return ""
+    ident = ctypes.c_ulong(readers[0].ident or 0)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, ctypes.py_object(SystemExit))
+    return readers[0].name
+
+
+def process(
+    journal: str, log: str, flags: Sequence[str], environment: Mapping[str, str] | None = None
+) -> None:
     """The same, in a process that was forked with all modules loaded: an import takes seconds."""
-    multiprocessing.set_start_method("fork", force=True)  # as in a process of its own
+    detach(log, environment or {})
+    sys.exit(drive(journal, flags))
+
+
+def detach(log: str, environment: Mapping[str, str]) -> None:
+    """Make a forked process look like one that was started by a command, with its own output."""
+    multiprocessing.set_start_method("fork", force=True)
     os.setsid()  # Ctrl-C in the terminal is chaos.py's
+    os.environ.update(environment)
     output = os.open(log, os.O_WRONLY | os.O_APPEND)
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.close(output)
-    sys.exit(drive(journal, flags))
 
 
 if __name__ == "__main__":

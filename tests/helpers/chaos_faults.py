@@ -1,7 +1,7 @@
-"""The faults of chaos.py. Each is a real one: a signal, a limit of the kernel, a file changed.
+"""The faults of chaos.py. Each is real: a signal, a limit of the kernel, a file that changes.
 
 A fault is a function of the scene and of random numbers. It returns the kinds of faults that have
-hit the training; one that came too late, or that nothing noticed, is none.
+hit the training; one that came too late, or that nothing noticed, does not count.
 """
 
 from __future__ import annotations
@@ -14,20 +14,22 @@ import signal
 import time
 from pathlib import Path
 
+from chaos_around import AROUND
 from chaos_files import FILE_FAULTS
 from chaos_scene import Fault, Scene, send
+from chaos_settings import Setting
 
 # --- signals ---
 
 
 def kill(scene: Scene, rng: random.Random) -> list[str]:
-    """SIGKILL: of the process; of two ranks one, which torchrun restarts, or all of them."""
+    """SIGKILL of the process; of several ranks: one, which torchrun restarts, or all of them."""
     if scene.training.ranks > 1 and rng.random() < 0.6:
         return _lose_rank(scene, rng, signal.SIGKILL)
     if not scene.stop(signal.SIGKILL):
         return []
     scene.resume()
-    return [_killed(scene)]
+    return [scene.killed]
 
 
 def kill_saving(scene: Scene, rng: random.Random) -> list[str]:
@@ -47,20 +49,16 @@ def kill_saving(scene: Scene, rng: random.Random) -> list[str]:
 
 
 def kill_twice(scene: Scene, rng: random.Random) -> list[str]:
-    """And again while it starts, wherever it is then."""
+    """SIGKILL, and again while it starts."""
     if not scene.stop(signal.SIGKILL):
         return []
     scene.resume()
     time.sleep(rng.uniform(0, 1.5 if scene.training.ranks == 1 else 12))
     begun = len(scene.training.steps())
     if not scene.stop(signal.SIGKILL):
-        return [_killed(scene)]
+        return [scene.killed]
     scene.resume()
-    return [_killed(scene), _killed(scene) if begun else "SIGKILL while starting"]
-
-
-def _killed(scene: Scene) -> str:
-    return "SIGKILL" if scene.training.ranks == 1 else "SIGKILL of torchrun and all ranks"
+    return [scene.killed, scene.killed if begun else "SIGKILL while starting"]
 
 
 def terminate(scene: Scene, rng: random.Random) -> list[str]:
@@ -94,15 +92,6 @@ def _lose_rank(scene: Scene, rng: random.Random, signum: signal.Signals) -> list
     return [f"{signum.name} of a rank"]
 
 
-def stall(scene: Scene, rng: random.Random) -> list[str]:
-    """SIGSTOP, and later SIGCONT."""
-    pid = rng.choice(scene.training.pids())
-    send(pid, signal.SIGSTOP)
-    time.sleep(rng.uniform(0.5, 3))
-    send(pid, signal.SIGCONT)
-    return ["SIGSTOP, SIGCONT"] if scene.training.reach(1) else []
-
-
 # --- the disk ---
 
 
@@ -118,7 +107,7 @@ def fill(scene: Scene, rng: random.Random) -> list[str]:
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (soft, hard))
     except ProcessLookupError:
         return []
-    return ["no space"] if scene.is_said(line, "cannot be written") else []
+    return ["no space"] if scene.is_logged(line, "cannot be written") else []
 
 
 def fill_and_kill(scene: Scene, rng: random.Random) -> list[str]:
@@ -128,12 +117,12 @@ def fill_and_kill(scene: Scene, rng: random.Random) -> list[str]:
     if not hits:
         return []
     written = "the checkpoint is written now"
-    if not training.until(lambda: training.said_since(line, written)):
+    if not training.until(lambda: training.logged(line, written)):
         return hits
     if not scene.stop(signal.SIGKILL):
         return hits
     scene.resume()
-    return [*hits, _killed(scene)]
+    return [*hits, scene.killed]
 
 
 def read_only(scene: Scene, rng: random.Random) -> list[str]:
@@ -151,7 +140,7 @@ def read_only(scene: Scene, rng: random.Random) -> list[str]:
             half.unlink(missing_ok=True)
         _exchange(folder, other)
         other.unlink()
-    return ["no folder"] if scene.is_said(line, "cannot be written") else []
+    return ["no folder"] if scene.is_logged(line, "cannot be written") else []
 
 
 def _exchange(one: Path, other: Path) -> None:
@@ -165,15 +154,19 @@ def _exchange(one: Path, other: Path) -> None:
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
+def _has_no_workers(setting: Setting) -> bool:
+    return not setting.flags.get("workers")
+
+
 FAULTS: dict[str, Fault] = {
-    "kill": kill,
-    "kill-saving": kill_saving,
-    "kill-twice": kill_twice,
-    "terminate": terminate,
-    "interrupt": interrupt,
-    "stall": stall,
-    "fill": fill,
-    "fill-kill": fill_and_kill,
-    "read-only": read_only,
+    "kill": Fault(kill),
+    "kill-saving": Fault(kill_saving),
+    "kill-twice": Fault(kill_twice),
+    "terminate": Fault(terminate),
+    "interrupt": Fault(interrupt),
+    "fill": Fault(fill, _has_no_workers),
+    "fill-kill": Fault(fill_and_kill, _has_no_workers),
+    "read-only": Fault(read_only),
     **FILE_FAULTS,
+    **AROUND,
 }

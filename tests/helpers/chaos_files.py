@@ -1,4 +1,4 @@
-"""The faults of chaos.py that change files: checkpoints between two starts, images at any time."""
+"""Faults of chaos.py that change files: checkpoints between two starts, images at any time."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from chaos_scene import Fault, Scene, checksum
+from chaos_scene import Fault, Scene, Strike, checksum
+from chaos_settings import Setting
 from chaos_training import descendants
 
 # --- checkpoints, between a kill and the resume ---
 
 
-def _kill_and(damage: Callable[[Scene, random.Random], str | None]) -> Fault:
+def _kill_and(damage: Callable[[Scene, random.Random], str | None]) -> Strike:
     def fault(scene: Scene, rng: random.Random) -> list[str]:
         if not scene.stop(signal.SIGKILL):
             return []
         done = damage(scene, rng)
         scene.resume()
-        killed = "SIGKILL" if scene.training.ranks == 1 else "SIGKILL of torchrun and all ranks"
-        return [killed, done] if done else [killed]
+        return [scene.killed, done] if done else [scene.killed]
 
     return fault
 
 
-def _damage(alter: Callable[[bytearray, random.Random], None], kind: str) -> Fault:
+def _damage(alter: Callable[[bytearray, random.Random], None], kind: str) -> Strike:
     """Alter last.pt, or the newest step, or both, which are one file, or all there are."""
 
     def damage(scene: Scene, rng: random.Random) -> str | None:
@@ -100,18 +100,25 @@ def _leave_halves(scene: Scene, rng: random.Random) -> str | None:
     return "half temporary files"
 
 
-# --- images ---
+# --- images and shards ---
 
 
-def _image_fault(kind: str, strike: Callable[[Path, random.Random], Iterator[None]]) -> Fault:
+def _training_file(scene: Scene, rng: random.Random) -> Path:
+    pattern = "*/*.jpg" if scene.setting.data == "folder" else "*.tar"
+    root = Path(scene.surroundings.data(scene.setting))
+    return rng.choice(sorted((root / "train").glob(pattern)))
+
+
+def _data_fault(kind: str, strike: Callable[[Path, random.Random], Iterator[None]]) -> Strike:
     strikes = contextmanager(strike)
 
     def fault(scene: Scene, rng: random.Random) -> list[str]:
-        file = rng.choice(sorted(scene.data.glob("train/*/*.jpg")))
+        file = _training_file(scene, rng)
         line = len(scene.training.log)
         with strikes(file, rng):
             time.sleep(rng.uniform(0.2, 0.6))
-        return [kind] if scene.is_said(line, str(file), "retrying") else []
+        what = "image" if scene.setting.data == "folder" else "shard"
+        return [f"{what} {kind}"] if scene.is_logged(line, str(file), "retrying") else []
 
     return fault
 
@@ -144,7 +151,7 @@ def _garbage(file: Path, rng: random.Random) -> Iterator[None]:
 
 def feed(scene: Scene, rng: random.Random) -> list[str]:
     """A FIFO in the place of an image, fed a second later: a storage that makes a reader wait."""
-    file = rng.choice(sorted(scene.data.glob("train/*/*.jpg")))
+    file = _training_file(scene, rng)
     content, away, fifo = file.read_bytes(), file.with_suffix(".away"), file.with_suffix(".fifo")
     os.mkfifo(fifo)
     descriptor = os.open(fifo, os.O_RDWR | os.O_NONBLOCK)
@@ -170,14 +177,18 @@ def _has_open(pid: int, inode: int) -> bool:
     return False
 
 
+def _has_files(setting: Setting) -> bool:
+    return setting.data != "remote"
+
+
 FILE_FAULTS: dict[str, Fault] = {
-    "cut": _damage(_cut, "checkpoint cut short"),
-    "flip": _damage(_flip, "bit of a checkpoint flipped"),
-    "overwrite": _damage(_overwrite, "block of a checkpoint overwritten"),
-    "delete-last": _kill_and(_delete_last),
-    "halves": _kill_and(_leave_halves),
-    "image-gone": _image_fault("image gone for a moment", _gone),
-    "image-cut": _image_fault("image cut short for a moment", _cut_short),
-    "image-garbage": _image_fault("image garbage for a moment", _garbage),
-    "image-waits": feed,
+    "cut": Fault(_damage(_cut, "checkpoint cut short")),
+    "flip": Fault(_damage(_flip, "bit of a checkpoint flipped")),
+    "overwrite": Fault(_damage(_overwrite, "block of a checkpoint overwritten")),
+    "delete-last": Fault(_kill_and(_delete_last)),
+    "halves": Fault(_kill_and(_leave_halves)),
+    "data-gone": Fault(_data_fault("gone for a moment", _gone), _has_files),
+    "data-cut": Fault(_data_fault("cut short for a moment", _cut_short), _has_files),
+    "data-garbage": Fault(_data_fault("garbage for a moment", _garbage), _has_files),
+    "image-waits": Fault(feed, lambda setting: setting.data == "folder"),
 }

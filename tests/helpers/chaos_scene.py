@@ -1,4 +1,4 @@
-"""A training on chaos.py's stage: its run folder, what was done to it, stopping and resuming."""
+"""A training that chaos.py disturbs: its run folder, what was done to it, stopping and resuming."""
 
 from __future__ import annotations
 
@@ -9,26 +9,29 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
 import torch
+from chaos_settings import Setting, Surroundings
 from chaos_training import Failure, Training, descendants
 
 
 class Scene:
     """A training, the folder it writes to, and what was done to its files."""
 
-    def __init__(self, training: Training, data: Path) -> None:
-        self.training, self.data = training, data
+    def __init__(self, training: Training, setting: Setting, surroundings: Surroundings) -> None:
+        self.training, self.setting, self.surroundings = training, setting, surroundings
         self.run = training.folder / "run"
         self.damaged: set[str] = set()
         """Checksums of files that were damaged on purpose."""
+        surroundings.shim.watch(self.run)
 
-    def is_said(self, line: int, *texts: str) -> bool:
-        """Whether the training has said it, from this line of the log on."""
+    def is_logged(self, line: int, *texts: str) -> bool:
+        """Whether the training has logged all texts, from this line of the log on."""
         self.training.reach(1)
-        return self.training.said_since(line, *texts)
+        return self.training.logged(line, *texts)
 
     # --- checkpoints: the newest step, or last.pt, or an older step: the first that is whole
 
@@ -41,13 +44,13 @@ class Scene:
         """The step that a resumed training begins with; None: no checkpoint is whole."""
         found = self.checkpoints()
         for path in found:
-            with suppress(FileNotFoundError):  # an old one, of a run that is going on
+            with suppress(FileNotFoundError):  # an old one, of a run that continues
                 if checksum(path) not in self.damaged:
                     return int(torch.load(path, weights_only=True)["step"])
         return None if found else 0
 
     def resume(self) -> None:
-        """As a user does; if the training says that no checkpoint is whole, in another folder."""
+        """Start it again, as a user does: in another folder, if no checkpoint is intact."""
         training, start = self.training, self.next_start()
         training.bound(start or 0, start or 0)
         line = len(training.log)
@@ -55,16 +58,17 @@ class Scene:
         if start is None:
             complaint = "all checkpoints are damaged"
             if training.ranks > 1:  # torchrun would try again, and again
-                training.until(lambda: training.said_since(line, complaint))
+                training.until(lambda: training.logged(line, complaint))
                 training.kill()
-            elif (code := training.wait()) != 2 or not training.said_since(line, complaint):
+            elif (code := training.wait()) != 2 or not training.logged(line, complaint):
                 raise Failure(f"no checkpoint is whole, and it ends with exit code {code}")
             self.run = self.run.with_name(f"run-{training.starts}")
+            self.surroundings.shim.watch(self.run)
             training.bound(0, 0)
             training.start(self.run)
 
     def stop(self, signum: int) -> bool:
-        """Send a signal to the training, or to torchrun; whether that was its end."""
+        """Send a signal to the training, or to its launcher; returns whether that has ended it."""
         training = self.training
         begun = training.steps()
         ranks = descendants(training.pid) if training.ranks > 1 else []
@@ -75,7 +79,7 @@ class Scene:
         code = training.wait()
         for pid in ranks:
             _wait_for_end(pid)
-        self._check_files()
+        self.check_files()
         if code == 0:
             return False
         expected = -signum if signum == signal.SIGKILL else 128 + signum
@@ -88,8 +92,20 @@ class Scene:
                 raise Failure(f"{name} in step {begun[-1]} or later, and saved is step {start}")
         return True
 
-    def _check_files(self) -> None:
-        """Whatever has ended the training: a file is whole, or it is not there."""
+    def resume_after(self, expected: int) -> None:
+        """Resume a single process that ends by itself, with this exit code."""
+        if (code := self.training.wait()) != expected:
+            raise Failure(f"has ended with exit code {code}, not {expected}")
+        self.check_files()
+        self.resume()
+
+    @property
+    def killed(self) -> str:
+        """The fault that SIGKILL of the training is."""
+        return "SIGKILL" if self.training.ranks == 1 else "SIGKILL of the launcher and all ranks"
+
+    def check_files(self) -> None:
+        """Whatever has ended the training: a file is complete or absent."""
         for path in (*self.run.rglob("*.pt"), *self.run.glob("*.json")):
             try:
                 if path.suffix == ".json":
@@ -100,8 +116,18 @@ class Scene:
                 raise Failure(f"has left half of {path.relative_to(self.run)}: {error}") from error
 
 
-Fault = Callable[[Scene, random.Random], list[str]]
-"""Returns the kinds of faults that have hit."""
+Strike = Callable[[Scene, random.Random], list[str]]
+"""Disturbs a training; returns the kinds of faults that have hit it."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something that happens to a training."""
+
+    strike: Strike
+    applies: Callable[[Setting], bool] = lambda _: True
+    weight: float = 1.0
+    """How often it is drawn, relative to others."""
 
 
 def send(pid: int, signum: int) -> None:
@@ -110,7 +136,7 @@ def send(pid: int, signum: int) -> None:
 
 
 def _wait_for_end(pid: int) -> None:
-    """Of a process that is no child of this one."""
+    """Wait for a process that is not a child of this one."""
     for _ in range(600):
         try:
             if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":

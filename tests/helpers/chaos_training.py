@@ -11,22 +11,57 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import chaos_driver
+import chaos_launchers
 
 PATIENCE = 90.0
 """Seconds without a step, or until an end, after which a training is taken to hang."""
-MAX_RESTARTS = 100
-"""Of torchrun."""
 _PRELOADED = [
-    *("chaos_driver", "fastaug.pipelines.loader", "tyro", "PIL.JpegImagePlugin"),
-    *("torch._dynamo", "torch.utils.tensorboard"),
+    *("chaos_driver", "chaos_launchers", "fastaug.pipelines.loader", "tyro"),
+    *("PIL.JpegImagePlugin", "torch._dynamo", "torch.utils.tensorboard", "obstore.store"),
 ]
 """Modules that a training loads: they take seconds, and a process is started often."""
+
+
+def start_forkserver(environment: Mapping[str, str]) -> None:
+    """Start the process that trainings are forked from, with these variables."""
+    before = {name: os.environ.get(name) for name in environment}
+    os.environ.update(environment)
+    try:
+        _context().Process(target=int).start()
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _context() -> Any:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_PRELOADED)
+    return context
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How the processes of a training are started."""
+
+    ranks: int = 1
+    is_command: bool = False
+    """Ranks are started by the command torchrun, as users do, instead of forked."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables that differ from those of start_forkserver."""
+    networks: tuple[str, ...] = ()
+    """Files of the network namespaces, one for each rank; empty: torchrun on this machine."""
+    address: str = ""
+    """Address of rank 0 in its namespace."""
 
 
 class Failure(Exception):
@@ -70,15 +105,16 @@ class Channel:
 
 
 class Training:
-    """One run through all its processes: a single one, or those of a torchrun with two ranks."""
+    """One run through all its processes: a single one, or a launcher and its ranks."""
 
-    def __init__(self, folder: Path, flags: Sequence[str], *, ranks: int) -> None:
-        """folder: for the journal and the log; flags: of the training, but for --out."""
-        self.folder, self.flags, self.ranks = folder, flags, ranks
+    def __init__(self, folder: Path, flags: Sequence[str], launch: Launch) -> None:
+        """folder: for the journal and the log; flags: of the training, without --out."""
+        self.folder, self.flags, self.launch = folder, flags, launch
+        self.ranks = launch.ranks
         self.starts = 0
         self.journal: list[dict[str, Any]] = []
-        """What the processes noted; between that, {"least", "most"}: bounds of the step that the
-        processes after it may start from."""
+        """What the processes noted, and {"least", "most"}: bounds of the step from which the
+        processes after that note may start."""
         self.log: list[str] = []
         self._first = 0
         """Where the journal of the newest start begins."""
@@ -102,47 +138,59 @@ class Training:
         self._first = len(self.journal)
         journal, log = (channel.fifo for channel in self._channels)
         flags = [*self.flags, "--resume", "auto", "--out", str(out)]
-        if self.ranks == 1:
-            context = multiprocessing.get_context("forkserver")
-            context.set_forkserver_preload(_PRELOADED)
-            self._process = context.Process(
-                target=chaos_driver.process, args=(journal, log, flags), daemon=False
-            )
-            self._process.start()
+        launch = self.launch
+        if launch.is_command:
+            self._process = self._torchrun(journal, log, flags)
             return
+        target: Any = chaos_driver.process
+        more: tuple[Any, ...] = ()
+        if launch.networks:
+            target, more = chaos_launchers.on_hosts, (launch.networks, launch.address)
+        elif self.ranks > 1:
+            target, more = chaos_launchers.torchrun, (self.ranks,)
+        args = (journal, log, flags, launch.environment, *more)
+        self._process = _context().Process(target=target, args=args, daemon=False)
+        self._process.start()
+
+    def _torchrun(self, journal: str, log: str, flags: Sequence[str]) -> subprocess.Popen:
         output = os.open(log, os.O_WRONLY | os.O_APPEND)
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        command += ["--nproc-per-node", str(self.ranks), "--max-restarts", str(MAX_RESTARTS)]
-        command += ["--monitor-interval", "0.1", chaos_driver.__file__, journal, *flags]
-        self._process = subprocess.Popen(
-            command,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-        )
-        os.close(output)
+        try:
+            return subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "torch.distributed.run"),
+                    *chaos_launchers.torchrun_flags(self.ranks),
+                    *(chaos_driver.__file__, journal, *flags),
+                ],
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                env=os.environ | self.launch.environment,
+            )
+        finally:
+            os.close(output)
 
     @property
     def pid(self) -> int:
-        """Of what was started: the training, or torchrun."""
+        """The process that was started: the training, or the launcher of its ranks."""
         return self._process.pid
 
     @property
     def exit_code(self) -> int | None:
         if self._process is None:
             return None
-        return self._process.exitcode if self.ranks == 1 else self._process.poll()
+        is_popen = isinstance(self._process, subprocess.Popen)
+        return self._process.poll() if is_popen else self._process.exitcode
 
     def wait(self, seconds: float = PATIENCE) -> int:
         """The exit code, once there is one."""
-        if self.ranks == 1:
-            self._process.join(seconds)
-        else:
+        if isinstance(self._process, subprocess.Popen):
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(seconds)
+        else:
+            self._process.join(seconds)
         if self.exit_code is None:
             raise Failure(f"has not ended for {seconds:g} s")
-        time.sleep(0.1)  # the last lines of it
+        time.sleep(0.1)  # until its last lines are read
         return self.exit_code
 
     def kill(self) -> None:
@@ -169,7 +217,7 @@ class Training:
         return [newest[rank] for rank in sorted(newest)]
 
     def steps(self) -> list[int]:
-        """That the newest process of rank 0 has begun."""
+        """The steps that the newest process of rank 0 has begun, once for each part."""
         return self._steps(self.pids()[:1])
 
     def _steps(self, pids: Sequence[int]) -> list[int]:
@@ -181,8 +229,23 @@ class Training:
         target = len(self.steps()) + steps
         return self.until(lambda: len(self.pids()) == self.ranks and len(self.steps()) >= target)
 
+    def progress(self) -> bool:
+        """Wait for a step of any process; False if the training has ended well instead."""
+        first = len(self.journal)
+        return self.until(lambda: any("step" in note for note in self.journal[first:]))
+
+    def ends_or_continues(self, seconds: float = 60.0) -> bool:
+        """Wait until the process has ended, or has made 50 further parts of steps; whether it has
+        ended with an error."""
+        target, give_up = len(self.steps()) + 50, time.monotonic() + seconds
+        while self.exit_code is None and time.monotonic() < give_up:
+            if len(self.steps()) >= target:
+                return False
+            time.sleep(0.05)
+        return bool(self.exit_code)
+
     def until(self, happened: Callable[[], bool]) -> bool:
-        """Wait for what the journal will say; False if the training has ended well instead."""
+        """Wait until this has happened; False if the training has ended well instead."""
         give_up = time.monotonic() + PATIENCE
         while True:
             with self._noted:
@@ -197,11 +260,11 @@ class Training:
                 raise Failure(f"no step for {PATIENCE:g} s")
 
     def bound(self, least: int, most: int | None = None) -> None:
-        """From which step the processes that start from now on may go on."""
+        """The step from which the processes that start from now on may continue."""
         with self._noted:
             self.journal.append({"least": least, "most": most})
 
-    def said_since(self, line: int, *texts: str) -> bool:
+    def logged(self, line: int, *texts: str) -> bool:
         """Whether the log, from this line on, has all texts, however its lines were broken."""
         said = "".join("".join(self.log[line:]).split())
         return all("".join(text.split()) in said for text in texts)

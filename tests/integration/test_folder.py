@@ -201,6 +201,43 @@ def test_resuming_leaves_whole_lines(tmp_path: Path, tiny: Tiny, tail: bytes) ->
     ]
 
 
+NOT_RECORDS = (
+    *("1", "null", '"text"', "[1]", "{}", '{"kind": "train"}', '{"step": 2}', "NaN", "{torn"),
+    *('{"kind": 1, "step": 2}', '{"kind": "train", "step": "2"}', '{"kind": "train", "step": 2.0}'),
+    *('{"kind": "train", "step": true}', '{"kind": "train", "step": -1}', "[" * 100_000),
+    *('{"kind": "train", "step": 1' + "0" * 400 + "}", '{"kind": "train", "step": NaN}'),
+    *('{"kind": "eval", "step": 2}', '{"kind": "eval", "step": 2, "epoch": "1"}', "x" * 3_000_000),
+    *('{"kind": "eval", "step": 2, "epoch": 1e999}', '{"kind": {}, "step": 2}'),
+)
+
+
+def test_resuming_drops_lines_that_are_not_records(tmp_path: Path, tiny: Tiny) -> None:
+    good = '{"kind": "train", "step": 2, "epoch": {}, "timing": 5}'
+    lines = [good, *NOT_RECORDS, "", good]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    said: list[str] = []
+    start = {"resume_step": 4, "evaluated_epochs": 1}
+    RunFolder(tiny(out=str(tmp_path)), say=said.append, **start).open().close()
+    assert (tmp_path / "metrics.jsonl").read_text() == f"{good}\n{good}\n"
+    [line] = said
+    assert missing(line, f"warning: {tmp_path} metrics.jsonl {len(NOT_RECORDS)} 2") == []
+
+
+def test_a_torn_last_line_is_dropped_without_a_warning(tmp_path: Path, tiny: Tiny) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"kind": "train", "step": 2}\n{"kind": "tr')
+    RunFolder(tiny(out=str(tmp_path)), say=pytest.fail, resume_step=4).open().close()
+    assert [record["step"] for record in records(tmp_path)] == [2]
+
+
+def test_a_metrics_file_of_a_terabyte_is_not_read(tmp_path: Path, tiny: Tiny) -> None:
+    file = tmp_path / "metrics.jsonl"
+    file.touch()
+    os.truncate(file, 2**40)
+    with raises(ConfigError, str(file)):
+        RunFolder(tiny(out=str(tmp_path)), say=pytest.fail, resume_step=4).open()
+    assert file.stat().st_size == 2**40
+
+
 def test_an_evaluation_that_is_made_again_is_written_once(tmp_path: Path, tiny: Tiny) -> None:
     """The run was killed after its record, and before a checkpoint that knows of it."""
     for epochs in (None, 1):
@@ -225,6 +262,12 @@ def test_a_run_is_not_written_over(tmp_path: Path, tiny: Tiny, name: str) -> Non
     (tmp_path / name).touch()
     with raises(ConfigError, "--resume"):
         RunFolder(tiny(out=str(tmp_path)), say=print).open()
+
+
+def test_a_checkpoint_with_an_odd_number(tmp_path: Path, tiny: Tiny) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints/step-\u00b2.pt").touch()  # a digit that int() does not take
+    RunFolder(tiny(out=str(tmp_path)), say=print).open().close()
 
 
 @pytest.mark.parametrize("failures", [0, 3, 99])

@@ -314,7 +314,7 @@ def test_each_size_is_compiled_by_itself(tiny: Tiny, monkeypatch: pytest.MonkeyP
 
     own_compile = torch.compile
     monkeypatch.setattr(torch, "compile", compile_with)
-    monkeypatch.setattr("fastaug.engine.trainer.check_compiler", lambda device: None)
+    monkeypatch.setattr("fastaug.engine.preflight.check_compiler", lambda device: None)
     monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 2)
     torch.compiler.reset()
     config = growing(tiny, tta=0, eval_views=0)

@@ -53,6 +53,29 @@ def test_handlers_are_put_back() -> None:
     assert [signal.getsignal(signum) for signum, _ in SIGNALS] == before
 
 
+def test_another_thread_sees_a_signal_of_this_process_only() -> None:
+    with StopSignals() as request:
+
+        def work(ready: Any) -> None:
+            ready.set()
+            time.sleep(LONG)
+
+        worker = start(work)
+        os.kill(worker.pid, signal.SIGUSR1)  # its handler is the one that it has inherited
+        time.sleep(0.2)
+        assert request.arrived() == 0
+        os.kill(os.getpid(), signal.SIGTERM)
+        found: list[int] = []
+        thread = threading.Thread(target=lambda: found.append(request.arrived()))
+        thread.start()
+        thread.join()
+        worker.kill()
+        worker.join()
+    assert found == [signal.SIGTERM]
+    assert request.arrived() == signal.SIGTERM  # also afterwards
+    assert signal.set_wakeup_fd(-1) == -1
+
+
 def test_in_the_middle_of_a_line_on_a_terminal_that_is_gone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -53,7 +53,7 @@ def process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Process:
 
 
 def test_the_summary_is_returned_and_steps_are_reported(process: Process) -> None:
-    metrics = """echo '{"step": 5}' > metrics.jsonl; sleep 0.3"""
+    metrics = """echo '{"kind": "train", "step": 5}' > metrics.jsonl; sleep 0.3"""
     assert process.run(f"{metrics}\n{SUMMARY}")["slot"] == "3"
     assert process.steps[-1] == 5
     assert process.output().startswith("$ -m fastaug.train --recipe shapes --resume auto --out")

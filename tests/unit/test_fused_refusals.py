@@ -12,11 +12,13 @@ from torch import Tensor
 
 import fastaug
 from fastaug.errors import ConfigError, FastaugError
+from fastaug.views.randaugment import OPERATIONS
 
 SIZES = ((40, 30), (9, 50), (20, 20), (33, 64), (12, 7))
 IMAGES = [
     torch.full((*size, 3), 40 * number, dtype=torch.uint8) for number, size in enumerate(SIZES)
 ]
+POSTERIZE = [spec.name for spec in OPERATIONS].index("posterize")
 PLANS = fastaug.plan_views(IMAGES, views=2, size=16)
 REFUSED: dict[str, tuple[list[Tensor], dict]] = {
     "float images": ([image.float() for image in IMAGES], {}),
@@ -70,6 +72,16 @@ def test_a_plan_whose_arrays_do_not_fit_each_other_is_refused(name: str) -> None
     """The kernel would read or write beyond the shorter ones."""
     with raises(FastaugError, "boxes"):
         fastaug.make_views(IMAGES, replace(PLANS, **{name: getattr(PLANS, name)[:, :1]}))
+
+
+@pytest.mark.parametrize("argument", [np.nan, -np.inf, 1e300, -(2.0**31)])
+def test_arguments_that_do_not_fit_32_bits_are_refused(argument: float) -> None:
+    plans = fastaug.plan_views(IMAGES, views=2, size=16, augment="randaugment")
+    arguments = plans.arguments.copy()
+    arguments[3, 1, 0] = argument
+    operations = np.full_like(plans.operations, POSTERIZE)
+    with raises(FastaugError, "1,073,741,824"):
+        fastaug.make_views(IMAGES, replace(plans, operations=operations, arguments=arguments))
 
 
 def test_something_else_than_a_plan_is_refused() -> None:

@@ -36,7 +36,9 @@ def test_inputs_are_small() -> None:
     assert all(file.stat().st_size < 2048 for file in REGRESSIONS)
 
 
-@pytest.mark.parametrize("name", ["tfrecord", "recordio", "cifar", "imagenet-devkit", "packed-index"])
+@pytest.mark.parametrize(
+    "name", ["tfrecord", "recordio", "cifar", "imagenet-devkit", "packed-index"]
+)
 def test_damage_is_refused(name: str, tmp_path: Path) -> None:
     seed = TARGETS[name].seeds(tmp_path)[0]
     with pytest.raises(FastaugError):

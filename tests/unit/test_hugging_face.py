@@ -30,6 +30,7 @@ from shard_writers import Sample, photos
 from fastaug.data.config import DataConfig
 from fastaug.data.image_set import ImageSet
 from fastaug.data.readers import arrow_images, hugging_face
+from fastaug.data.readers.arrow_images import ParquetImages
 from fastaug.data.scan import scan_set
 from fastaug.data.sources import DataSource
 from fastaug.errors import DataError
@@ -213,9 +214,26 @@ class TestLargeParquet:
     ) -> None:
         path = parquet_files(tmp_path)
         assert len(open_data(path, "train")) == 11
-        monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
         with raises(DataError, f"fastaug.pack {path} OUT"):
             open_data(path, "train")
+
+    def test_far_too_large_is_not_read_up_to_the_limit(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(arrow_images, "_PART", 1)
+        sizes = [len(image) for image, _ in TRAIN]
+        monkeypatch.setattr(arrow_images, "memory_bound", lambda: sum(sizes) // 3)
+        images = hugging_face.open_split(parquet_files(tmp_path), "train", DataConfig())
+        assert isinstance(images.storage, ParquetImages)
+        read = []
+        real = ParquetImages._read_part
+        monkeypatch.setattr(
+            ParquetImages, "_read_part", lambda own, part: read.append(part) or real(own, part)
+        )
+        with raises(DataError, "fastaug.pack"):
+            images.storage.for_random_access()
+        assert len(read) == 1
 
     def test_equal_images_that_the_file_has_once(self, tmp_path: Path, small_machine: None) -> None:
         """Dictionary encoding: the file is small, the column is not."""

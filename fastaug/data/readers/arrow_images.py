@@ -81,6 +81,10 @@ class ArrowImages:
     def __init__(self, rows: RowFiles, chunks: Sequence[Chunk]) -> None:
         self.rows, self._chunks = rows, chunks
         counts = [len(chunk.offsets) - 1 for chunk in chunks]
+        if sum(counts) != len(rows):
+            raise DataError(
+                f"{rows.files[0]}: has {sum(counts):,} images in {len(rows):,} rows{_DAMAGED}"
+            )
         self._starts = np.cumsum([0, *counts])[:-1]
         nulls = {
             int(start) + row: path
@@ -142,7 +146,8 @@ class Part(NamedTuple):
     first_row: int
     rows: int
     size: int
-    """Bytes of the images, as the file's metadata has it."""
+    """Bytes of all columns, as the file's metadata has it. Not of the images: pyarrow ends the
+    process where the metadata of a column are damaged."""
 
 
 class ParquetImages:
@@ -150,7 +155,7 @@ class ParquetImages:
 
     def __init__(self, rows: RowFiles, column: str) -> None:
         self._rows, self._column = rows, column
-        self._parts = [part for file in rows.files for part in _parts_of(file, column)]
+        self._parts = [part for file in rows.files for part in _parts_of(file)]
         self._starts = np.cumsum([0, *(part.rows for part in self._parts)])
         self._lock = threading.Lock()
         self._current: dict[int, ArrowImages] = {}
@@ -181,16 +186,21 @@ class ParquetImages:
         """The images in memory, if they fit into a third of it for all ranks of this machine."""
         ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # set by torchrun
         allowed = memory_bound() // ranks
-        self._check_size(sum(part.size for part in self._parts), allowed, ranks)
         chunks: list[Chunk] = []
         size = 0
         for part in self._parts:
             found = self._read_part(part)
             # A column of many equal images may be much smaller in the file than in memory.
             size += sum(len(chunk.content) for chunk in found)
+            if not chunks and (expected := self._expected_size(size)) > 2 * allowed:
+                size = expected  # far too large: do not read up to the limit first
             self._check_size(size, allowed, ranks)
             chunks += found
         return ArrowImages(self._rows, chunks)
+
+    def _expected_size(self, first: int) -> int:
+        """Bytes of all images, if their share of all columns is that of the first part."""
+        return first * sum(part.size for part in self._parts) // max(self._parts[0].size, 1)
 
     def _check_size(self, size: int, allowed: int, ranks: int) -> None:
         if size > allowed:
@@ -222,16 +232,14 @@ class ParquetImages:
             return list(image_chunks(table.column(self._column)))
 
 
-def _parts_of(file: Path, column: str) -> Iterator[Part]:
+def _parts_of(file: Path) -> Iterator[Part]:
     with parser_errors(f"{file}: not a readable Parquet file", _DAMAGED):
         metadata = open_parquet(file).metadata
         first_group = first_row = rows = size = 0
         for number in range(metadata.num_row_groups):
             group = metadata.row_group(number)
             rows += group.num_rows
-            for part in map(group.column, range(group.num_columns)):
-                if part.path_in_schema.split(".")[0] == column:
-                    size += part.total_uncompressed_size
+            size += group.total_byte_size
             if size >= _PART or number == metadata.num_row_groups - 1:
                 yield Part(file, range(first_group, number + 1), first_row, rows, size)
                 first_group, first_row, rows, size = number + 1, first_row + rows, 0, 0

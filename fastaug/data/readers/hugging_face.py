@@ -181,6 +181,9 @@ class _Rows:
                     opened = open_parquet(file)
                     found.append((opened.schema_arrow, opened.metadata.num_rows))
             schema, counts = found[0][0], tuple(count for _, count in found)
+        with _readable(files[0]):  # names that are not UTF-8, or that pyarrow does not find
+            for name in schema.names:
+                schema.field(name)
         for file, count in zip(files, counts, strict=True):
             if count > (size := file.stat().st_size):  # equal values take next to no place
                 raise DataError(f"{file}: claims {count:,} images in {size:,} bytes")
@@ -226,6 +229,8 @@ class _Rows:
                 else:
                     column = self.tables[number].column(name)
                 column.validate(full=True)
+                if len(column) != self.counts[number]:
+                    raise ValueError(f"{len(column):,} of {self.counts[number]:,} rows")
                 chunks += column.chunks
         with _readable(self.files[0]):
             return pa.chunked_array(chunks, self.schema.field(name).type)

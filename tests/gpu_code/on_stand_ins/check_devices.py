@@ -13,9 +13,9 @@ from ranks import run_ranks, train
 from training import assert_same_weights, metrics, run
 
 from fastaug.config import TrainConfig
+from fastaug.engine import trainer
 from fastaug.engine.learner import Learner
 from fastaug.engine.nonfinite import NonFiniteGuard
-from fastaug.engine.trainer import Trainer
 from fastaug.errors import ConfigError
 from fastaug.runtime.device import resolve_device
 
@@ -43,10 +43,8 @@ def current_at_the_first_step(group: Any, config: TrainConfig) -> list[int]:
         if len(found) == 2:
             raise Stopped
 
-    open_images, Trainer._image_sets = (
-        Trainer._image_sets,
-        lambda self: (seen(), open_images(self))[1],
-    )
+    open_images = trainer.scanned_sets
+    trainer.scanned_sets = lambda data: (seen(), open_images(data))[1]
     Learner.start_step = seen  # type: ignore[assignment]
     with pytest.raises(Stopped):
         train(group, config)
