@@ -5,12 +5,14 @@ Before data is scanned and kernels are compiled.
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import torch
 
 from fastaug.config import TrainConfig
 from fastaug.engine.parameter_groups import freeze
+from fastaug.errors import few
 from fastaug.models.build import check_configured_model, check_patches
 from fastaug.runs.config import RunConfig
 from fastaug.runs.folder import check_unused, check_writable
@@ -22,6 +24,8 @@ from fastaug.runtime.device import (
     keep_freed_memory,
     use_device,
 )
+from fastaug.runtime.distributed import Group
+from fastaug.runtime.torchrun import num_nodes
 from fastaug.views.resizing import sizes_of_training
 
 
@@ -48,3 +52,18 @@ def prepare_device(config: RunConfig) -> torch.device:
     if config.compile != "off":
         check_compiler(device)
     return device
+
+
+def warning_if_unshared(folder: Path, group: Group) -> str:
+    """A warning if a machine does not see the run folder, which rank 0 has opened; "" if all do."""
+    if num_nodes() == 1:
+        return ""
+    sees = group.gather((socket.gethostname(), (folder / "config.json").exists()))
+    blind = sorted({name for name, sees_it in sees if not sees_it})
+    if not blind:
+        return ""
+    return (
+        f"warning: --out {folder} is not on a disk that all machines share: {few(blind)} cannot "
+        "see it; after a restart with rank 0 on such a machine the run would start from the "
+        "beginning"
+    )

@@ -21,14 +21,14 @@ from fastaug.engine.metrics import Meter, Speedometer, metric_rows
 from fastaug.engine.nonfinite import NonFiniteGuard, NonFiniteStep, Part
 from fastaug.engine.optim import learning_rate
 from fastaug.engine.optim_report import describe_optimizer
-from fastaug.engine.preflight import prepare_device
+from fastaug.engine.preflight import prepare_device, warning_if_unshared
 from fastaug.engine.profiling import Profiler, steps_to_record
 from fastaug.engine.rank_check import check_engines, check_settings
 from fastaug.engine.rank_data import agree_on_images, bad_images_of_all
 from fastaug.engine.rank_drift import DriftCheck
 from fastaug.errors import DataError, FastaugError, RankDriftError, first_line
 from fastaug.models.pretrained import REPLACED
-from fastaug.runs.checkpoint import check_continuable, load_checkpoint
+from fastaug.runs.checkpoint import check_continuable, check_progress, load_checkpoint
 from fastaug.runs.console import RunConsole, announcement
 from fastaug.runs.folder import RunFolder
 from fastaug.runs.initial_weights import read_initial_weights
@@ -139,6 +139,8 @@ class Trainer:
         with self.signals, self.console, self.folder, self.watchdog, self.profiler:
             for line in self.describe():
                 self.console.line(line)
+            if warning := warning_if_unshared(self.folder.path, self.group):
+                self.console.line(warning)
             self._list_bad_images()
             self._train()
             return self._finish()
@@ -445,6 +447,7 @@ class Trainer:
                 saved, self.config, state["step"], self.steps_per_epoch, name
             )
         self.loader.load_state_dict(state["loader"])
+        check_progress(state, len(self.loader), self.config.optim.accumulate, name)
         self.learner.load_state_dict(state)
         self.meter.load_state_dict(state["meter"])
         if "speed" in state:  # older checkpoints have none

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from states import state_of
 
 from fastaug import cli, train
 from fastaug.config import TrainConfig
@@ -50,6 +51,29 @@ def test_handlers_are_put_back() -> None:
     with StopSignals():
         assert [signal.getsignal(signum) for signum, _ in SIGNALS] != before
     assert [signal.getsignal(signum) for signum, _ in SIGNALS] == before
+
+
+def test_another_thread_sees_a_signal_of_this_process_only() -> None:
+    with StopSignals() as request:
+
+        def work(ready: Any) -> None:
+            ready.set()
+            time.sleep(LONG)
+
+        worker = start(work)
+        os.kill(worker.pid, signal.SIGUSR1)  # its handler is the one that it has inherited
+        time.sleep(0.2)
+        assert request.arrived() == 0
+        os.kill(os.getpid(), signal.SIGTERM)
+        found: list[int] = []
+        thread = threading.Thread(target=lambda: found.append(request.arrived()))
+        thread.start()
+        thread.join()
+        worker.kill()
+        worker.join()
+    assert found == [signal.SIGTERM]
+    assert request.arrived() == signal.SIGTERM  # also afterwards
+    assert signal.set_wakeup_fd(-1) == -1
 
 
 def test_in_the_middle_of_a_line_on_a_terminal_that_is_gone(
@@ -117,13 +141,13 @@ def test_the_second_signal_ends_a_slow_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "checkpoints").mkdir()
-    write_checkpoint(tmp_path / "last.pt", {"config": {}, "step": 1})
+    write_checkpoint(tmp_path / "last.pt", state_of(1))
     monkeypatch.setattr(checkpoint_writer, "write_checkpoint", lambda *_args: time.sleep(LONG))
 
     def work(ready: Any) -> None:
         with StopSignals():
             writer = CheckpointWriter(tmp_path, keep=1, say=print)
-            writer.save({"config": {}, "step": 2})
+            writer.save(state_of(2))
             ready.set()
             writer.close()
 

@@ -17,6 +17,7 @@ import pytest
 
 from fastaug.data.torch_loader import _start_worker
 from fastaug.runtime import watchdog
+from fastaug.runtime.signals import StopSignals
 from fastaug.runtime.watchdog import Watchdog
 
 FORK = multiprocessing.get_context("fork")
@@ -216,6 +217,76 @@ def test_workers_say_where_they_are(tmp_path: Path) -> None:
     code, said = Child(tmp_path, work).end()
     assert code == 75
     assert "in where_the_worker_hangs" in said
+
+
+class TestSignals:
+    """One that waits in C++, where Python runs no signal handler, for data or for another rank."""
+
+    @staticmethod
+    def end_by_signal(
+        folder: Path, monkeypatch: pytest.MonkeyPatch, work: Callable[[Watchdog], object]
+    ) -> tuple[int | None, str]:
+        monkeypatch.setattr(watchdog, "_SIGNAL_SECONDS", 0.4)
+
+        def guarded() -> None:
+            with (
+                StopSignals() as signals,
+                Watchdog(
+                    LONG,
+                    name="rank 1",
+                    file=None,
+                    save=(folder / "saved").touch,
+                    signal_received=signals.arrived,
+                ) as dog,
+            ):
+                (folder / "ready").touch()
+                work(dog)
+
+        child = Child(folder, guarded)
+        while not (folder / "ready").exists():
+            time.sleep(0.01)
+        os.kill(child.pid, signal.SIGTERM)
+        return child.end()
+
+    def test_one_that_waits_saves_and_ends(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def wait_in_c(dog: Watchdog) -> None:
+            dog.beat("waiting for another rank")
+            mutex = ctypes.create_string_buffer(64)  # zeros: PTHREAD_MUTEX_INITIALIZER
+            for _ in range(2):  # the second time for ever; unlike in read(), no signal ends it
+                ctypes.CDLL(None).pthread_mutex_lock(mutex)
+
+        code, said = self.end_by_signal(tmp_path, monkeypatch, wait_in_c)
+        assert code == 128 + signal.SIGTERM
+        assert (tmp_path / "saved").exists()
+        errors = [line for line in said.splitlines() if line.startswith("error: ")]
+        assert len(errors) == 1
+        assert "rank 1" in errors[0]
+        assert "SIGTERM" in errors[0]
+        assert "waiting for another rank" in errors[0]
+
+    def test_one_that_answers_may_save_for_long(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def answer(dog: Watchdog) -> None:
+            time.sleep(0.1)
+            dog.stopping()
+            time.sleep(1.5)
+
+        code, said = self.end_by_signal(tmp_path, monkeypatch, answer)
+        assert code == 0
+        assert "error" not in said
+
+    def test_one_whose_steps_end_is_not_ended(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def steps(dog: Watchdog) -> None:
+            for _ in range(15):
+                time.sleep(0.1)
+                dog.beat("evaluating")
+
+        assert self.end_by_signal(tmp_path, monkeypatch, steps)[0] == 0
 
 
 class TestOff:
