@@ -13,7 +13,7 @@ from typing import Any, Self, get_type_hints
 
 from fastaug.data.config import DataConfig
 from fastaug.engine.config import FUSED, EvalConfig, OptimConfig
-from fastaug.errors import ConfigError, suggest
+from fastaug.errors import ConfigError, shown, suggest
 from fastaug.kernels.config import LossConfig
 from fastaug.models.config import ModelConfig
 from fastaug.runs.config import RunConfig
@@ -111,7 +111,9 @@ class TrainConfig:
     @classmethod
     def from_saved(cls, settings: Mapping[str, Any]) -> Self:
         """A config from to_flat() of this or an earlier version, as config.json and checkpoints
-        have it."""
+        have it; ConfigError if it cannot be one."""
+        if not isinstance(settings, Mapping):
+            raise ConfigError(f"settings must be names and values, got {shown(settings)}")
         current = {_RENAMED.get(name, name): value for name, value in settings.items()}
         try:
             if "compile" in current:
@@ -128,7 +130,7 @@ class TrainConfig:
         changes: dict[str, dict[str, Any]] = {}
         for name, value in settings.items():
             if name not in owners:
-                raise ConfigError(f"unknown setting {name!r}: {suggest(name, owners)}")
+                raise ConfigError(f"unknown setting {shown(name)}: {suggest(name[:100], owners)}")
             given = tuple(value) if isinstance(value, list) else value
             changes.setdefault(owners[name], {})[name] = given
         parts = {owner: replace(getattr(self, owner), **own) for owner, own in changes.items()}

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 from itertools import islice
+from reprlib import Repr
 from typing import Any, NamedTuple
 
 
@@ -81,6 +82,18 @@ def few(items: Collection[Any], most: int = 3, show: Callable[[Any], str] = str)
     shown = ", ".join(map(show, islice(items, most)))
     more = len(items) - most
     return f"{shown} and {more:,} more" if more > 0 else shown
+
+
+_SHORT = Repr()
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 80
+
+
+def shown(value: Any) -> str:
+    """A value of unknown kind and size, such as one from a stranger's file, as a short line."""
+    try:
+        return printable(_SHORT.repr(value))
+    except ValueError:  # a number of too many digits
+        return f"a {type(value).__name__}"
 
 
 def first_line(message: BaseException | str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from numbers import Real
 from typing import Any, Literal
 
-from fastaug.errors import ConfigError
+from fastaug.errors import ConfigError, shown
 from fastaug.settings import typed
 
 Channels = float | tuple[float, float, float]
@@ -47,8 +47,12 @@ def check_normalization(name: str, value: Any) -> Normalization:
         if isinstance(value, str):
             raise ValueError
         mean, deviation = map(_three, value)
-    except (TypeError, ValueError):
-        raise ConfigError(f"{name} cannot be {typed(value)!r}: {_ALLOWED}") from None
+    except (TypeError, ValueError, OverflowError):
+        try:
+            words = typed(value)
+        except RecursionError:  # lists in lists, from a stranger's file
+            words = shown(value)
+        raise ConfigError(f"{name} cannot be {words[:200]!r}: {_ALLOWED}") from None
     for what, values, least in (
         ("mean", mean, 0),
         ("standard deviation", deviation, SMALLEST_DEVIATION),

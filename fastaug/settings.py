@@ -16,7 +16,7 @@ from functools import cache
 from itertools import pairwise
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from fastaug.errors import ConfigError, suggest
+from fastaug.errors import ConfigError, shown, suggest
 
 
 def setting(
@@ -46,18 +46,48 @@ class Settings:
     """Base of all configs: checks choices and bounds when an instance is made."""
 
     def __post_init__(self) -> None:
-        for name, choices in _choices(type(self)):  # type: ignore[arg-type]
-            if (value := getattr(self, name)) not in choices:
-                hint = suggest(str(value), choices)
-                raise ConfigError(f"{flag(name)} cannot be {value!r}: {hint}")
+        for name, hint in _hints(type(self)):  # type: ignore[arg-type]
+            value = getattr(self, name)
+            if get_origin(hint) is Literal:
+                if not isinstance(value, str) or value not in get_args(hint):
+                    choices = suggest(str(value) if isinstance(value, str) else "", get_args(hint))
+                    raise ConfigError(f"{flag(name)} cannot be {shown(value)}: {choices}")
+            elif rule := _wrong_kind(hint, value):
+                raise ConfigError(f"{flag(name)} must be {rule}, got {shown(value)}")
         for own in fields(self):
             if bounds := own.metadata.get("bounds"):
                 _check_bounds(own.name, getattr(self, own.name), bounds)
 
 
+def _wrong_kind(hint: Any, value: Any) -> str:
+    """The kind that a type hint asks for, if a value is not of it. Unions are their owners' to
+    check."""
+    if hint is bool:
+        return "" if isinstance(value, bool) else "true or false"
+    if hint is str:
+        return "" if isinstance(value, str) and "\0" not in value else "text"
+    if hint is int:
+        return "" if _is_number(value, int) else "a whole number"
+    if hint is float:
+        return "" if _is_number(value, (int, float)) else "a number"
+    if get_origin(hint) is tuple:
+        if not isinstance(value, (tuple, list)) or len(value) > _LONGEST_TUPLE:
+            return f"a list of at most {_LONGEST_TUPLE} values"
+        rules = (_wrong_kind(get_args(hint)[0], own) for own in value)
+        return next((f"a list, each {rule}" for rule in rules if rule), "")
+    return ""
+
+
+def _is_number(value: Any, kinds: type | tuple[type, ...]) -> bool:
+    """Within 64 bits: larger integers overflow in torch, and as floats."""
+    is_number = isinstance(value, kinds) and not isinstance(value, bool)
+    return is_number and (isinstance(value, float) or -(2**63) <= value < 2**63)
+
+
+_LONGEST_TUPLE = 1000
+
+
 def _check_bounds(name: str, value: Any, bounds: Mapping[str, float]) -> None:
-    if not isinstance(value, (int, float)):
-        raise ConfigError(f"{flag(name)} must be a number, got {value!r}")
     if math.isfinite(value) and all(_RULES[rule](value, bound) for rule, bound in bounds.items()):
         return
     rules = ["finite"] if not math.isfinite(value) else []
@@ -113,7 +143,6 @@ def field_help(kind: type) -> dict[str, str]:
 
 
 @cache
-def _choices(kind: type) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """The Literal fields of a config, looked up once: a sweep makes thousands of configs."""
-    hints = get_type_hints(kind).items()
-    return tuple((name, get_args(hint)) for name, hint in hints if get_origin(hint) is Literal)
+def _hints(kind: type) -> tuple[tuple[str, Any], ...]:
+    """The type hints of a config, looked up once: a sweep makes thousands of configs."""
+    return tuple(get_type_hints(kind).items())

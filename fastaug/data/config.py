@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from fastaug.errors import ConfigError
 from fastaug.settings import Settings, setting
 from fastaug.urls import is_url, parse_url
 
@@ -25,17 +24,21 @@ class DataConfig(Settings):
     recognized."""
     label_column: str = setting("", free_on_resume=True)
     """Column of the labels, by its name or its number from 1. Empty: recognized."""
-    cache_size: float = setting(100.0, at_least=0, free_on_resume=True, free_on_ranks=True)
+    cache_size: float = setting(
+        100.0, at_least=0, at_most=1e9, free_on_resume=True, free_on_ranks=True
+    )
     """GB of local disk for images of a URL, shared by all processes of the machine; 0: no cache. A
     twentieth of the disk stays free in any case."""
     loader: Literal["torch", "dali"] = setting("torch", free_on_resume=True)
     """What decodes the images and makes the views. --dali is short for --loader dali."""
-    workers: int = setting(-1, at_least=-1, free_on_resume=True, free_on_ranks=True)
+    workers: int = setting(-1, at_least=-1, at_most=1024, free_on_resume=True, free_on_ranks=True)
     """Loader processes (torch) or threads (dali). -1: one fewer than the cores, 1 to 8; 0: no
     extra process (torch), one thread (dali)."""
-    prefetch: int = setting(2, at_least=1, free_on_resume=True, free_on_ranks=True)
+    prefetch: int = setting(2, at_least=1, at_most=1024, free_on_resume=True, free_on_ranks=True)
     """Batches that the dali loader prepares ahead."""
-    decode_memory: int = setting(0, at_least=0, free_on_resume=True, free_on_ranks=True)
+    decode_memory: int = setting(
+        0, at_least=0, at_most=65536, free_on_resume=True, free_on_ranks=True
+    )
     """MiB that each DALI decoder reserves at the start, on the host and on the GPU, so that large
     images do not grow it later. 0: as much as the first images need."""
     scan: Literal["quick", "full"] = setting("quick", free_on_resume=True)
@@ -54,7 +57,5 @@ class DataConfig(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.data, str):
-            raise ConfigError(f"--data must be text, got {self.data!r}")
         if is_url(self.data):
             parse_url(self.data)  # before it is stored anywhere: it must not hold credentials

@@ -210,6 +210,10 @@ class ViewLoader:
                 + ", ".join(differing)
                 + advice
             )
+        if state["position"] >= len(self):
+            raise CheckpointError(
+                f"the loader's state is at batch {state['position']} of an epoch of {len(self)}"
+            )
         self._move_to(state["epoch"], state["position"])
 
     @cached_property  # the trainer reads the state after every step

@@ -7,6 +7,7 @@ from typing import Literal
 
 from fastaug.errors import ConfigError
 from fastaug.settings import Settings, flag, setting, typed
+from fastaug.views.config import MOST_VIEWS
 
 FUSED = ("sgd", "adam", "adamw")
 """Optimizers of which torch has a fused version for CPUs and GPUs."""
@@ -18,11 +19,11 @@ _TAKES_NO_EPS = ("sgd", "sgdw", "lion", "apex")
 class OptimConfig(Settings):
     """The optimizer and its schedule."""
 
-    batch_size: int = setting(32, at_least=1)
+    batch_size: int = setting(32, at_least=1, at_most=2**24)
     """Views per optimizer step, over all ranks: batch-size / views unique images."""
-    accumulate: int = setting(1, at_least=1)
+    accumulate: int = setting(1, at_least=1, at_most=2**24)
     """Gradient accumulation: forward and backward passes per optimizer step."""
-    epochs: int = setting(12, at_least=1)
+    epochs: int = setting(12, at_least=1, at_most=1_000_000)
     """Passes over the training images; the schedule spans all of them."""
     max_steps: int = setting(0, at_least=0, free_on_resume=True)
     """Stop after this many optimizer steps; the schedule still spans --epochs. 0: no limit."""
@@ -121,9 +122,9 @@ class EvalConfig(Settings):
 
     eval_every: int = setting(1, at_least=1, free_on_resume=True)
     """Evaluate every N epochs, and after the last one."""
-    eval_views: int = setting(2, at_least=0, free_on_resume=True)
+    eval_views: int = setting(2, at_least=0, at_most=MOST_VIEWS, free_on_resume=True)
     """Views per test image in the evaluation after an epoch, for the invariance; 0: only the
     central crop."""
-    tta: int = setting(8, at_least=0, free_on_resume=True)
+    tta: int = setting(8, at_least=0, at_most=MOST_VIEWS, free_on_resume=True)
     """Views per test image in the final evaluation (test-time augmentation), which also reports the
     accuracy over the first 1, 2, 4, ... of them; 0: only the central crop."""

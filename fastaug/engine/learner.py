@@ -20,6 +20,7 @@ from fastaug.engine.buffers import group_buffers
 from fastaug.engine.clipping import Clipping
 from fastaug.engine.guarded_step import GuardedStep
 from fastaug.engine.optim import build_optimizer, load_optimizer
+from fastaug.engine.optim_state import check_scaler_state
 from fastaug.engine.parameter_groups import freeze
 from fastaug.errors import ConfigError
 from fastaug.kernels.objective import ObjectiveTerms, loss_terms
@@ -230,7 +231,8 @@ class Learner:
         if self.ema is not None:
             self.ema.load_state_dict(state["ema"])
         self._step.forget()
-        load_optimizer(self.optimizer, state["optimizer"])
+        load_optimizer(self.optimizer, state["optimizer"], state.get("step", math.inf))
+        check_scaler_state(self.scaler, state["scaler"])
         self.scaler.load_state_dict(state["scaler"])
 
 

@@ -20,7 +20,7 @@ from fastaug.data.scan import scan_and_check
 from fastaug.data.sources import DataSource, align_classes
 from fastaug.data.torch_loader import TorchLoader
 from fastaug.errors import ConfigError, DataError
-from fastaug.runtime.device import resolve_device
+from fastaug.runtime.device import physical_memory, resolve_device
 from fastaug.views.config import ViewConfig
 from fastaug.views.plan import check_padded_sizes
 
@@ -130,7 +130,19 @@ def _image_set(images: Images) -> ImageSet:
     return ImageSet.from_files([path for path, _ in images], [label for _, label in images])
 
 
+def _check_batch(images: int, view: ViewConfig) -> None:
+    """Refuse batches that cannot be in memory, before the kernel ends the process for it."""
+    size = images * view.views * 3 * view.size**2 * (4 if view.views_dtype == "fp32" else 2)
+    if size > physical_memory():
+        raise ConfigError(
+            f"a batch of {images:,} images x {view.views:,} views of {view.size} px takes "
+            f"{size / 1e9:,.0f} GB, and this machine has {physical_memory() / 1e9:,.0f}; lower "
+            "--batch-size, --views, --tta or --size"
+        )
+
+
 def _loader(config: TrainConfig, view: ViewConfig, images: ImageSet, **sampling: Any) -> ViewLoader:
+    _check_batch(min(sampling["images_per_batch"], len(images)), view)
     if images.manifest is None:
         images = scan_configured(config.data, images)
     if view.crop == "pad" and images.manifest is not None:

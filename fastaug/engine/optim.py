@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from fastaug.engine.config import FUSED, OptimConfig
+from fastaug.engine.optim_state import SWITCHES, check_optimizer_state
 from fastaug.engine.parameter_groups import parameter_groups
 from fastaug.errors import ConfigError
 
@@ -72,14 +73,20 @@ def _timm_optimizer(groups: list[dict], config: OptimConfig) -> torch.optim.Opti
     return create_optimizer_v2(groups, name, lr=config.lr or 1.0, **settings)
 
 
-def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Load a state_dict. Its tensors may have the strides of an earlier version's weights; torch's
-    fused optimizers read weights and state in the order of their memory."""
-    own_devices = [group.get("capturable") for group in optimizer.param_groups]
+def load_optimizer(
+    optimizer: torch.optim.Optimizer, state: dict[str, Any], steps: float = math.inf
+) -> None:
+    """Load a state_dict, or raise CheckpointError if it is not of this optimizer.
+
+    Its tensors may have the strides of an earlier version's weights; torch's fused optimizers read
+    weights and state in the order of their memory. steps: the most that it can have taken.
+    """
+    check_optimizer_state(optimizer, state, steps)
+    own_groups = [dict(group) for group in optimizer.param_groups]
     optimizer.load_state_dict(state)
-    for group, capturable in zip(optimizer.param_groups, own_devices, strict=True):
-        if capturable is not None:  # with --cuda-graph only
-            group["capturable"] = capturable
+    for group, own in zip(optimizer.param_groups, own_groups, strict=True):
+        switches = {name: own[name] for name in SWITCHES if name in own}
+        group |= {**own, **group, **switches}  # a setting may be newer than the state
     for parameter, own in optimizer.state.items():
         for name, value in own.items():
             is_like = isinstance(value, torch.Tensor) and value.shape == parameter.shape

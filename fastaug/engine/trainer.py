@@ -28,7 +28,7 @@ from fastaug.engine.rank_data import agree_on_images, bad_images_of_all
 from fastaug.engine.rank_drift import DriftCheck
 from fastaug.errors import DataError, FastaugError, RankDriftError, first_line
 from fastaug.models.pretrained import REPLACED
-from fastaug.runs.checkpoint import check_continuable, load_checkpoint
+from fastaug.runs.checkpoint import check_continuable, check_progress, load_checkpoint
 from fastaug.runs.console import RunConsole, announcement
 from fastaug.runs.folder import RunFolder
 from fastaug.runs.initial_weights import read_initial_weights
@@ -447,6 +447,7 @@ class Trainer:
                 saved, self.config, state["step"], self.steps_per_epoch, name
             )
         self.loader.load_state_dict(state["loader"])
+        check_progress(state, len(self.loader), self.config.optim.accumulate, name)
         self.learner.load_state_dict(state)
         self.meter.load_state_dict(state["meter"])
         if "speed" in state:  # older checkpoints have none

@@ -18,6 +18,7 @@ from fastaug.models.timm_models import (
     patch_size,
 )
 from fastaug.models.wrn import WideResNet
+from fastaug.runtime.device import physical_memory
 
 WRN_NAME = re.compile(r"wrn-(\d{1,4})-(\d{1,4})")
 SUGGESTIONS = ("wrn-16-4", "wrn-16-8", "wrn-16-16", "wrn-22-4", "wrn-28-4", *TIMM_NAMES, "resnet18")
@@ -95,15 +96,28 @@ def build_configured_model(
     )
 
 
+def layers_in(name: str) -> int:
+    """The least number of layers of a network; 0 if its name does not say."""
+    wrn = WRN_NAME.fullmatch(name.lower())
+    return int(wrn[1]) if wrn else 0
+
+
 def check_configured_model(config: ModelConfig, sizes: Sequence[int]) -> nn.Module:
-    """The network on the meta device, or ConfigError if it cannot be built or cannot take views of
-    all sizes.
+    """The network on the meta device, or ConfigError if it cannot be built, is larger than the
+    memory, or cannot take views of all sizes.
 
     sizes: in ascending order. Nothing is computed.
     """
     *smaller, largest = sizes
     with torch.device("meta"), torch.no_grad():
         model = build_configured_model(config, 2, largest, several_sizes=bool(smaller)).eval()
+        size_in_bytes = sum(tensor.nbytes for tensor in model.state_dict().values())
+        if 2 * size_in_bytes > physical_memory():
+            raise ConfigError(
+                f"--model {config.model}: its weights and their gradients take "
+                f"{2 * size_in_bytes / 1e9:,.0f} GB, and this machine has "
+                f"{physical_memory() / 1e9:,.0f}; choose a smaller one"
+            )
         for size in sizes if smaller else ():
             if reason := _why_not(model, size):
                 raise ConfigError(

@@ -18,7 +18,8 @@ import torch
 
 import fastaug
 from fastaug.config import TrainConfig
-from fastaug.errors import CheckpointError, DamagedCheckpointError, few, first_line
+from fastaug.errors import CheckpointError, DamagedCheckpointError, few, first_line, shown
+from fastaug.runs.checkpoint_fields import check_fields, check_resumable
 from fastaug.runs.torch_archive import BadArchiveError, check_archive
 from fastaug.runtime.atomic import atomic_write
 from fastaug.runtime.device import memory_bound
@@ -53,7 +54,7 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """Load the saved state onto the CPU."""
+    """Load the saved state onto the CPU. Its fields have their kinds (checkpoint_fields.py)."""
     archive, has_checksum = _checked(path, _content(path))
     try:
         state = torch.load(io.BytesIO(archive), map_location="cpu", weights_only=True)
@@ -66,18 +67,18 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
             f"{path}: not a fastaug checkpoint; name a run folder or a .pt file in one. To train "
             "from the weights of another program: python -m fastaug.train --weights FILE"
         )
-    if state["format"] == 2:
-        state = _from_format_2(state)
-    if state["format"] != FORMAT:
-        written = f"by fastaug {state['version']} " if "version" in state else ""
+    if not isinstance(state["format"], int) or state["format"] not in (2, FORMAT):
+        written = f"by fastaug {shown(state['version'])} " if "version" in state else ""
         raise CheckpointError(
-            f"{path}: written {written}in checkpoint format {state['format']}, and this is fastaug "
-            f"{fastaug.__version__}, which reads {FORMAT}; load it with the version that wrote it"
+            f"{path}: written {written}in checkpoint format {shown(state['format'])}, and this is "
+            f"fastaug {fastaug.__version__}, which reads {FORMAT}; load it with the version that "
+            "wrote it"
         )
     if not has_checksum:
         raise _damaged(path, "its checksum is missing")
-    if not isinstance(state["config"], dict):
-        raise CheckpointError(f"{path}: not a fastaug checkpoint (its config is not a dictionary)")
+    if state["format"] == 2:
+        state = _from_format_2(state)
+    check_fields(state, path, len(archive))
     return state
 
 
@@ -167,6 +168,7 @@ def check_continuable(
 ) -> None:
     """Refuse to continue a checkpoint with other settings or classes than its own. --epochs depends
     on the schedule: engine/extension.py checks it."""
+    check_resumable(state, name)
     saved = TrainConfig.from_saved(state["config"])
     if differing := saved.differences(config, ignore={"epochs"}):
         raise CheckpointError(
@@ -176,6 +178,17 @@ def check_continuable(
     if list(classes) != state["classes"]:
         raise CheckpointError(
             f"{name} was trained on other classes than those of {config.data.data}"
+        )
+
+
+def check_progress(state: dict[str, Any], batches: int, accumulate: int, name: str) -> None:
+    """Refuse a checkpoint whose step is not where its loader is. batches: in an epoch."""
+    step, loader = state["step"], state["loader"]
+    done = loader["epoch"] * batches + loader["position"]
+    if done != step * accumulate or state["evaluated_epochs"] * batches > done:
+        raise CheckpointError(
+            f"{name}: its step, {step}, its evaluated epochs, {state['evaluated_epochs']}, and its "
+            f"loader, at batch {loader['position']} of epoch {loader['epoch']}, disagree"
         )
 
 

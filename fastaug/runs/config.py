@@ -42,7 +42,9 @@ class RunConfig(Settings):
     """Run folder; default: runs/RECIPE-DATE-TIME-PROCESS."""
     resume: str = setting("", free_on_resume=True, free_on_ranks=True)
     """Run folder or checkpoint to continue from; auto: --out if given, else the newest in runs/."""
-    progress_every: float = setting(30.0, at_least=0, free_on_resume=True, free_on_ranks=True)
+    progress_every: float = setting(
+        30.0, at_least=0, at_most=1e9, free_on_resume=True, free_on_ranks=True
+    )
     """Print a progress line every N seconds where there is no terminal, such as in a cluster's log;
     0: off."""
     log: tuple[str, ...] = setting(("tensorboard",), free_on_resume=True, free_on_ranks=True)
@@ -59,7 +61,9 @@ class RunConfig(Settings):
     max_bad_steps: int = setting(20, at_least=1, free_on_resume=True)
     """Stop after this many consecutive steps with a non-finite loss or gradient; each of them is
     skipped and logged."""
-    stall_timeout: float = setting(1200.0, at_least=0, free_on_resume=True, free_on_ranks=True)
+    stall_timeout: float = setting(
+        1200.0, at_least=0, at_most=1e9, free_on_resume=True, free_on_ranks=True
+    )
     """End the run after this many seconds without progress, with the stack of every thread; 0:
     never."""
     profile: bool = setting(False, free_on_resume=True, free_on_ranks=True)
@@ -78,8 +82,6 @@ class RunConfig(Settings):
         self._check_log()
 
     def _check_log(self) -> None:
-        if not isinstance(self.log, tuple) or not all(isinstance(n, str) for n in self.log):
-            raise ConfigError(f"--log takes names, got {self.log!r}")
         for name in self.log:
             if name not in (*LOGGERS, NO_LOGGER) and ":" not in name:
                 hint = suggest(name, (*LOGGERS, NO_LOGGER))

@@ -12,6 +12,7 @@ from fastaug.errors import ConfigError, suggest
 from fastaug.recipes import RECIPES, default_recipe, get_recipe
 from fastaug.runs.checkpoint import load_checkpoint
 from fastaug.runs.resume import find_checkpoint, restarted_checkpoint, run_of
+from fastaug.runs.weights import check_network
 from fastaug.settings import flag
 
 if TYPE_CHECKING:
@@ -46,7 +47,9 @@ def defaults(
 
 
 def _defaults_of(checkpoint: Path, resume: str) -> TrainConfig:
-    default = TrainConfig.from_saved(load_checkpoint(checkpoint)["config"])
+    state = load_checkpoint(checkpoint)
+    check_network(state, str(checkpoint))
+    default = TrainConfig.from_saved(state["config"])
     # Only the last checkpoint continues in its folder: resuming from an older one there would
     # overwrite later work. --max-steps, --profile and --debug are not inherited.
     out = str(run_of(checkpoint))

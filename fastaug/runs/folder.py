@@ -27,7 +27,7 @@ from fastaug.runs.contents import check_contents
 from fastaug.runs.lock import FolderLock
 from fastaug.runs.loggers.open import open_loggers
 from fastaug.runs.metrics_records import BadLines, metrics_lines, parse_record
-from fastaug.runtime.atomic import atomic_write, write_json
+from fastaug.runtime.atomic import atomic_write, make_folder, sync, sync_folder, write_json
 from fastaug.runtime.folder_files import BadFileError, create_file, open_regular
 
 SUMMARY_TRIES = 10
@@ -67,7 +67,7 @@ class RunFolder:
         """Lock the folder and begin to write, or raise ConfigError."""
         path, resume_step = self.path, self._resume_step
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            make_folder(path)
             self._lock = FolderLock(path, self._say)
             with ExitStack() as undo:
                 undo.callback(self._lock.release)
@@ -78,6 +78,7 @@ class RunFolder:
                 self._keep_metrics_until(metrics, resume_step or 0, self._evaluated_epochs)
                 self._metrics = open_regular(metrics, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
                 undo.callback(os.close, self._metrics)
+                sync_folder(path)
                 self._loggers = open_loggers(self._config, resume_step, self._say)
                 undo.pop_all()
         except BadFileError as error:
@@ -89,7 +90,7 @@ class RunFolder:
                 f"--out {path}: cannot be written ({error.strerror or error})"
             ) from error
         keep = self._config.run.keep_checkpoints
-        self._checkpoints = CheckpointWriter(path, keep=keep, say=self._say, flush=self.flush)
+        self._checkpoints = CheckpointWriter(path, keep=keep, say=self._say, flush=self.sync)
         self._last_saved = time.monotonic()
         self._is_open = True
         return self
@@ -167,12 +168,19 @@ class RunFolder:
         """Remove summary.json, which says that the run has finished: it is extended."""
         if self._is_open:
             (self.path / "summary.json").unlink(missing_ok=True)
+            sync_folder(self.path)
 
     def flush(self) -> None:
         """All lines of metrics.jsonl, or an OSError; from any thread."""
         with self._writing:
             while self._waiting:
                 self._waiting = self._waiting[os.write(self._metrics, self._waiting) :]
+
+    def sync(self) -> None:
+        """All lines of metrics.jsonl on disk, or an OSError; from any thread. A power cut must not
+        take lines that a checkpoint counts as written."""
+        self.flush()
+        sync(self._metrics)  # not locked: the training writes lines meanwhile
 
     # --- checkpoints ---
 
@@ -300,7 +308,7 @@ def check_unused(path: Path) -> None:
 def _newest_step(path: Path) -> int:
     """Step of the newest checkpoint in a run folder; -1 if it has none."""
     names = (file.stem.partition("-")[2] for file in path.glob("checkpoints/step-*.pt"))
-    return max((int(name) for name in names if name.isdigit()), default=-1)
+    return max((int(name) for name in names if name.isascii() and name.isdigit()), default=-1)
 
 
 def _is_non_finite(value: Any) -> bool:

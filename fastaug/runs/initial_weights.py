@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fastaug.config import TrainConfig
-from fastaug.errors import CheckpointError, ConfigError, FastaugError, first_line
+from fastaug.errors import CheckpointError, ConfigError, first_line
 from fastaug.models.build import build_configured_model
 from fastaug.models.pretrained import load_weights, match_weights
 from fastaug.models.timm_weights import data_settings, pretrained_weights
@@ -25,6 +24,7 @@ from fastaug.runs.checkpoint import (
     load_checkpoint,
 )
 from fastaug.runs.torch_archive import BadArchiveError, load_foreign
+from fastaug.runs.weights import check_network, check_weights, read_metadata
 from fastaug.runtime.device import memory_bound
 
 _WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model_state_dict", "model")
@@ -97,7 +97,8 @@ def _read(named: str) -> InitialWeights:
     content = path.read_bytes()
     if is_checkpoint(content):
         state = load_checkpoint(path)
-        settings = _settings_in(state["config"])
+        check_network(state, f"--weights {path}")
+        settings = _followed(TrainConfig.from_saved(state["config"]))
         return InitialWeights(
             evaluated_weights(state), f"--weights {path}", tuple(state["classes"]), settings
         )
@@ -148,17 +149,12 @@ def _read_safetensors(path: Path) -> InitialWeights:
         ) from error
     if not {"config", "classes", "fastaug"} <= about.keys():
         return InitialWeights(tensors, f"--weights {path}")
-    try:
-        classes, settings = tuple(json.loads(about["classes"])), json.loads(about["config"])
-        return InitialWeights(tensors, f"--weights {path}", classes, _settings_in(settings))
-    except (ValueError, TypeError, AttributeError, FastaugError) as error:
-        raise CheckpointError(
-            f"--weights {path}: damaged metadata ({first_line(error)}); export it again"
-        ) from error
+    config, classes = read_metadata(about, f"--weights {path}")
+    check_weights(config, len(classes), tensors, f"--weights {path}")
+    return InitialWeights(tensors, f"--weights {path}", classes, _followed(config))
 
 
-def _settings_in(saved: Mapping[str, Any]) -> dict[str, Any]:
-    config = TrainConfig.from_saved(saved)
+def _followed(config: TrainConfig) -> dict[str, Any]:
     return {name: config.get(name) for name in FOLLOWED}
 
 

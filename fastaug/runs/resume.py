@@ -113,7 +113,8 @@ def new_run_folder(config: TrainConfig) -> str:
     """runs/WHAT-DATE-TIME-PROCESS: the name of the recipe, or of the data where there is none."""
     if num_nodes() > 1:
         raise ConfigError("several machines need --out, a folder that all of them can access")
-    what = config.run.recipe or Path(config.data.data).name.partition(".")[0]
+    # Only its last part: the name of a recipe in a stranger's checkpoint may lead anywhere.
+    what = Path(config.run.recipe).name or Path(config.data.data).name.partition(".")[0]
     return f"runs/{what}-{launch_timestamp()}"
 
 

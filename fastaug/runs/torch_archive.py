@@ -55,7 +55,11 @@ def check_archive(content: bytes, names: Collection[str] = TENSOR_NAMES) -> None
 
 def load_foreign(content: bytes) -> Any:
     """What another program has saved with torch.save, in the present or the former format."""
-    if zipfile.is_zipfile(io.BytesIO(content)):
+    try:
+        is_archive = zipfile.is_zipfile(io.BytesIO(content))
+    except zipfile.BadZipFile as error:  # one in several parts
+        raise BadArchiveError("not readable") from error
+    if is_archive:
         check_archive(content, _FOREIGN_NAMES)
     else:
         _check_former_format(content)

@@ -19,13 +19,11 @@ from torch import Tensor, nn
 
 import fastaug
 from fastaug.config import TrainConfig
-from fastaug.errors import CheckpointError, ConfigError, first_line
-from fastaug.models.build import build_configured_model
+from fastaug.errors import CheckpointError, ConfigError, first_line, shown
+from fastaug.models.build import build_configured_model, layers_in
 from fastaug.runs.checkpoint import evaluated_weights
+from fastaug.runs.checkpoint_fields import FIELDS
 from fastaug.views.preprocessing import Preprocessing
-
-MAX_SIZE = 8192
-"""Largest side of an input in pixels that a file may claim: its views take size**2 memory."""
 
 
 @dataclass(frozen=True)
@@ -112,20 +110,41 @@ def _with_weights(
     config: TrainConfig, classes: int, weights: Mapping[str, Tensor], path: str
 ) -> nn.Module:
     """The network that the settings name with these weights."""
-    arguments = (config.model, classes, config.view.size)
-    # First without memory, of which a file may claim any amount.
-    try:
-        with torch.device("meta"):
-            expected = build_configured_model(*arguments).state_dict()
-    except ConfigError as error:
-        raise CheckpointError(f"{path}: its network cannot be built: {error!s:.200}") from error
-    if {n: w.shape for n, w in expected.items()} != {n: w.shape for n, w in weights.items()}:
-        raise CheckpointError(
-            f"{path}: not the weights of a {config.model.model} with {classes:,} classes"
-        )
-    model = build_configured_model(*arguments)
+    check_weights(config, classes, weights, path)
+    model = build_configured_model(config.model, classes, config.view.size)
     model.load_state_dict(weights)
     return model
+
+
+def check_network(state: dict[str, Any], name: str) -> None:
+    """Raise CheckpointError unless the weights of a loaded checkpoint, and their moving average,
+    are those of the network that its settings name. name: of the checkpoint, for messages."""
+    config = TrainConfig.from_saved(state["config"])
+    check_weights(config, len(state["classes"]), state["model"], name)
+    if (state["ema"] is not None) != bool(config.optim.ema):
+        raise CheckpointError(f"{name}: its settings (--ema) and its moving average disagree")
+    if config.optim.ema:
+        check_weights(config, len(state["classes"]), evaluated_weights(state), name)
+
+
+def check_weights(
+    config: TrainConfig, classes: int, weights: Mapping[str, Tensor], path: str
+) -> None:
+    """Raise CheckpointError unless weights are those of the network that the settings name. It is
+    built without memory, of which a file may claim any amount."""
+    try:
+        # Each layer has a tensor: a name can ask for more layers than could be built in minutes.
+        if layers_in(config.model.model) <= len(weights):
+            with torch.device("meta"):
+                model = build_configured_model(config.model, classes, config.view.size)
+            expected = {n: (w.shape, w.dtype) for n, w in model.state_dict().items()}
+            if expected == {n: (w.shape, w.dtype) for n, w in weights.items()}:
+                return
+    except ConfigError as error:
+        raise CheckpointError(f"{path}: its network cannot be built: {error!s:.200}") from error
+    raise CheckpointError(
+        f"{path}: not the weights of a {config.model.model:.60} with {classes:,} classes"
+    )
 
 
 def read_metadata(metadata: Mapping[str, str], path: str) -> tuple[TrainConfig, tuple[str, ...]]:
@@ -150,14 +169,10 @@ def check_description(
     """Settings and class names of a trained network, from a file that may come from anyone."""
     try:
         config = TrainConfig.from_saved(settings)
-    except (ConfigError, ValueError, TypeError, AttributeError) as error:
+    except ConfigError as error:
         raise CheckpointError(
-            f"{path}: its settings cannot be used ({first_line(error)})"
+            f"{path}: its settings cannot be used ({first_line(error)[:300]})"
         ) from error
-    if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
-        raise CheckpointError(f"{path}: its classes are not a list of names")
-    if config.view.size > MAX_SIZE:
-        raise CheckpointError(
-            f"{path}: takes images of {config.view.size:,} px, and at most {MAX_SIZE:,} are allowed"
-        )
+    if rule := FIELDS["classes"](classes):
+        raise CheckpointError(f"{path}: its classes must be {rule}, got {shown(classes)}")
     return config, tuple(classes)

@@ -7,7 +7,7 @@ import json
 import os
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ def atomic_write(path: Path, suffix: str = "") -> Iterator[Path]:
         with open(temporary, "rb+") as file:
             os.fsync(file.fileno())
         os.replace(temporary, path)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -40,13 +40,28 @@ def write_json(path: Path, value: dict[str, Any], indent: int | None = 2) -> Non
         temporary.write_text(json.dumps(value, indent=indent) + "\n", encoding="utf-8")
 
 
-def _sync_folder(folder: Path) -> None:
+def make_folder(path: Path) -> None:
+    """Make a folder and its parents, as far as they are missing, and flush their names to disk."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for folder in missing:
+        with suppress(PermissionError):  # a parent that may be written and not read
+            sync_folder(folder.parent)
+
+
+def sync_folder(folder: Path) -> None:
     """Flush the names in a folder to disk."""
     descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        sync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync(descriptor: int) -> None:
+    """Flush a file or folder to disk, if its file system can."""
     try:
         os.fsync(descriptor)
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # network file systems without it
             raise
-    finally:
-        os.close(descriptor)

@@ -161,6 +161,11 @@ def environment(device: torch.device) -> dict[str, str]:
     }
 
 
+def physical_memory() -> int:
+    """Bytes of memory of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def memory_bound() -> int:
     """Bytes that one file may take: a third of the physical memory."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 3
+    return physical_memory() // 3

@@ -12,15 +12,19 @@ from fastaug.settings import Settings, flag, setting
 
 SMALLEST = 8
 """Least side of a view in pixels."""
+LARGEST = 8192
+"""Largest side: a view takes size**2 memory, and a stranger's checkpoint may claim any size."""
+MOST_VIEWS = 4096
+"""Most views of one image."""
 
 
 @dataclass(frozen=True)
 class ViewConfig(Settings):
     """How each image becomes K views."""
 
-    views: int = setting(4, at_least=1)
+    views: int = setting(4, at_least=1, at_most=MOST_VIEWS)
     """K, the number of random views of each image in a step."""
-    size: int = setting(32, at_least=SMALLEST)
+    size: int = setting(32, at_least=SMALLEST, at_most=LARGEST)
     """Side of the square views in pixels. FIRST:LAST, such as 128:224, is short for --initial-size
     FIRST --size LAST."""
     initial_size: int = setting(0, at_least=0)

@@ -305,7 +305,9 @@ def scan(content: bytes, folder: Path) -> None:
     file = write(folder / "a.jpg", content)
     images = ImageSet.from_files([file], ["a"])
     budget = scan_image.MemoryBudget(2**30)
-    assert scan_image.scan_image(images, 0, full=False, budget=budget) == quick
+    # Of a file, only the ends are read: it may be less than the scan of the whole content.
+    found = scan_image.scan_image(images, 0, full=False, budget=budget)
+    assert not found.reason or quick.reason, "the scan of a file refuses a sound image"
 
 
 def image_seeds(_: Path) -> list[bytes]:

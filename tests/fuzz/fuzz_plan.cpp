@@ -43,6 +43,13 @@ struct Input {
 };
 
 bool is_allowed(const Form& form) {
+  // normalization.py allows a mean of 0 to 1 and a standard deviation of at most 1, of pixels / 255.
+  // Tiny means are left out: what becomes subnormal is 0 in bf16 where a CPU converts it.
+  for (int c = 0; c < 3; ++c) {
+    const float mean = form.mean[c], factor = form.factor[c];
+    const bool has_mean = mean == 0 || (mean >= 1e-6f && mean <= 255);
+    if (!has_mean || !(factor >= 0.0039f && factor <= 1e30f)) return false;
+  }
   return form.size >= 1 && form.size <= MAX_SIZE && form.layers >= 0 && form.layers <= MAX_LAYERS &&
          form.border >= REFLECT && form.border <= CONSTANT && form.filter.cubic >> 1 == 0 &&
          form.filter.antialias >> 1 == 0;

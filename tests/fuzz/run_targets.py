@@ -32,6 +32,7 @@ from fastaug.experiments import report_page
 from fastaug.exporters.loading import load_network
 from fastaug.runs.checkpoint import load_checkpoint
 from fastaug.runs.config_file import ConfigFile
+from fastaug.runs.defaults import defaults
 from fastaug.runs.folder import RunFolder
 from fastaug.runs.initial_weights import settings_of_weights
 from fastaug.runs.weights import weights_as_safetensors
@@ -106,10 +107,12 @@ def sign_checkpoint(archive: bytes) -> bytes:
 def use_checkpoint(archive: bytes, folder: Path) -> None:
     """What fastaug.predict and a resumed training do with a file."""
     path = write(folder / "last.pt", sign_checkpoint(archive))
-    each(
-        lambda: load_network(str(path), CPU),
-        lambda: trainer().load_state_dict(load_checkpoint(path), str(path)),
-    )
+    each(lambda: load_network(str(path), CPU), lambda: resume(path))
+
+
+def resume(path: Path) -> None:
+    defaults(recipe="", resume=str(path), out="", data="", config="")
+    trainer().load_state_dict(load_checkpoint(path), str(path))
 
 
 def read_pickle(content: bytes, folder: Path) -> None:
@@ -126,7 +129,8 @@ def read_archive(content: bytes, folder: Path) -> None:
 
 
 def archive_seeds(_: Path) -> list[bytes]:
-    return [archive_of({"format": 3, "config": {}, "model": {"w": torch.ones(2)}})]
+    state = {"format": 3, "config": {}, "classes": ["a", "b"], "model": {"w": torch.ones(2)}}
+    return [archive_of(state | {"ema": None, "step": 1})]
 
 
 DELETED = object()
@@ -147,23 +151,21 @@ def edited_state(program: bytes) -> dict[str, Any]:
     state = copy.deepcopy(saved_state())
     numbers = iter(program)
     for depth in numbers:
-        holder: Any = state
+        holder: Any = None
         key: Any = None
+        inner: Any = state
         for _ in range(1 + depth % 4):
-            keys = list(holder) if isinstance(holder, dict) else list(range(len(holder)))
-            if not keys:
+            if not isinstance(inner, (dict, list)) or not inner:
                 break
+            holder = inner
+            keys = list(holder) if isinstance(holder, dict) else range(len(holder))
             key = keys[next(numbers, 0) % len(keys)]
-            if not isinstance(holder[key], (dict, list)):
-                break
-            holder, outer = holder[key], holder
-        else:
-            holder = outer
+            inner = holder[key]
         value = VALUES[next(numbers, 0) % len(VALUES)]
-        if key is None or (value is DELETED and isinstance(holder, list)):
-            continue
+        if holder is None:
+            break
         if value is DELETED:
-            holder.pop(key, None)
+            del holder[key]
         else:
             holder[key] = value
     return state

@@ -31,9 +31,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty
-from typing import Any
+from typing import Any, Literal
 
-from chaos_enumerated import kill_at_every_operation, resume_every_cut
+from chaos_enumerated import EPOCHS, kill_at_every_operation, resume_every_cut
 from chaos_faults import FAULTS
 from chaos_report import Report
 from chaos_round import Result, Stage
@@ -69,8 +69,8 @@ class Options:
     """Names of the faults to draw from; default: all."""
     seed: int = -1
     """Seed of the first round; each further one takes the next. -1: the first that is not used."""
-    enumerate: bool = True
-    """Begin with the enumerated faults, unless an earlier command has done that."""
+    enumerate: Literal["all", "some", "none"] = "all"
+    """Enumerated faults to begin with, unless an earlier command has played them."""
     keep: bool = False
     """Keep the folders of all rounds."""
 
@@ -116,14 +116,12 @@ def _is_possible(name: str) -> bool:
     return not reason
 
 
-def _play(
-    options: Options, names: Sequence[str], jobs: Sequence[Job], report: Report
-) -> None:
+def _play(options: Options, names: Sequence[str], jobs: Sequence[Job], report: Report) -> None:
     """Give each job its next round until there are enough."""
     began, first = time.monotonic(), len(report.results)
     seed = report.next_seed if options.seed < 0 else options.seed
-    wanted = [n for n in _ENUMERATED if options.enumerate and not report.has_enumerated(n)]
-    waiting: list[Task] = [(name, 0) for name in wanted]
+    known = [] if options.enumerate == "none" else _ENUMERATED
+    waiting: list[Task] = [(name, 0) for name in known if not report.has_enumerated(name)]
     turn = 0
     while True:
         busy = [job for job in jobs if job.task is not None]
@@ -188,25 +186,32 @@ class Job:
             return
         if self.task is None:
             self._tasks.put(None)
-        elif self._process.pid and self._process.exitcode is None:
-            os.kill(self._process.pid, signal.SIGINT)
+        else:
+            self._process.join(2)  # a Ctrl-C in the terminal reaches it, too
+            if self._process.pid and self._process.exitcode is None:
+                os.kill(self._process.pid, signal.SIGINT)
         self._process.join(120)
 
 
 def _work(folder: Path, options: Options, tasks: Any, results: Any) -> None:
+    # Otherwise each training that is forked would import this file again, for a second.
+    vars(sys.modules["__main__"]).update(__spec__=None, __file__=None)
     surroundings = Surroundings(folder, own_mounts=True)
     stage = Stage(surroundings, keep=options.keep)
+    short = Stage(surroundings, epochs=EPOCHS, keep=options.keep)
     try:
         while (task := tasks.get()) is not None:
             name, seed = task
             try:
                 if name in _ENUMERATED:
-                    result = _ENUMERATED[name](stage)
+                    result = _ENUMERATED[name](short, is_short=options.enumerate == "some")
                 else:
                     result = stage.play(name, seed, options.faults)
             except Exception as error:  # of the undisturbed run, or of chaos.py itself
                 traceback.print_exc()
-                result = Result(name, seed, problems=[f"{type(error).__name__}: {error}"])
+                problem = f"{type(error).__name__}: {error}"
+                is_enumerated = name in _ENUMERATED
+                result = Result(name, seed, problems=[problem], is_enumerated=is_enumerated)
             results.put(result)
     except KeyboardInterrupt:
         pass

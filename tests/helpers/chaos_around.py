@@ -71,8 +71,9 @@ def set_clock(scene: Scene, rng: random.Random) -> list[str]:
     jumped = shim.clock_offset - before
 
     def is_seen() -> bool:
+        expected = time.time() + shim.clock_offset
         clocks = [note["clock"] for note in training.journal[-8:] if "clock" in note]
-        return any(abs(clock - time.time() - shim.clock_offset) < abs(jumped) / 2 for clock in clocks)
+        return any(abs(clock - expected) < abs(jumped) / 2 for clock in clocks)
 
     if not training.until(is_seen):
         return []
@@ -94,6 +95,8 @@ def delete_cache(scene: Scene, rng: random.Random) -> list[str]:
 def fill_cache(scene: Scene, rng: random.Random) -> list[str]:
     """While the training runs; the next start finds a full disk, often with an empty cache."""
     cache = scene.surroundings.cache
+    if not cache.has_disk:  # it would be the machine's
+        return []
     if rng.random() < 0.7:
         cache.delete()
     cache.fill()
@@ -195,8 +198,6 @@ def kill_thread(scene: Scene, rng: random.Random) -> list[str]:
     """End a thread of the DALI loader. Its work is lost, the training waits for it, and ends by
     --stall-timeout."""
     training, first = scene.training, len(scene.training.journal)
-    least = scene.next_start() or 0
-    send(rng.choice(training.pids()), signal.SIGUSR2)
     killed: list[str] = []
 
     def is_killed() -> bool:
@@ -204,13 +205,14 @@ def kill_thread(scene: Scene, rng: random.Random) -> list[str]:
         killed[:] = [note["thread_killed"] for note in notes if "thread_killed" in note]
         return bool(killed)
 
-    if not training.until(is_killed) or not killed[0]:
-        return []
-    if training.ranks > 1:
-        training.bound(least)
-        training.progress()
-    elif training.ends_or_continues():
-        scene.resume_after(75)
+    with _may_restart(scene) as restarted:
+        send(rng.choice(training.pids()), signal.SIGUSR2)
+        if not training.until(is_killed) or not killed[0]:
+            return []
+        if training.ranks > 1:
+            restarted()
+        elif training.ends_or_continues():
+            scene.resume_after(75)
     return ["loader thread killed"]
 
 

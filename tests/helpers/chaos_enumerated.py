@@ -8,7 +8,7 @@ import shutil
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,6 +22,8 @@ from fastaug.runs.resume import newest_checkpoint
 BLOCK = 4096
 SETTING = "plain"
 EPOCHS = 8
+"""Length of the runs, and so of the stage, that these functions take."""
+SHORT = ("rename", "link", "half of write step.tmp")
 LONG_LIVED = ("metrics.jsonl",)
 """Files that stay open: only their first writes are operations of their own."""
 
@@ -29,10 +31,10 @@ LONG_LIVED = ("metrics.jsonl",)
 # --- checkpoints that are cut short ---
 
 
-def resume_every_cut(stage: Stage, *, trained: int = 10) -> Result:
-    """Cut last.pt at every 4 KB: the checkpoint before it must be found. So many of the cuts are
-    also trained to the end from there."""
-    stage, began = Stage(stage.surroundings, epochs=EPOCHS), time.monotonic()
+def resume_every_cut(stage: Stage, *, is_short: bool = False) -> Result:
+    """Cut last.pt at every 4 KB: the checkpoint before it must be found. Some runs are also trained
+    to the end from there; is_short: one."""
+    began = time.monotonic()
     undisturbed = stage.undisturbed(SETTING)
     result = Result("cuts", 0, is_enumerated=True)
     newest, older = sorted((undisturbed / "checkpoints").glob("step-*.pt"), reverse=True)[:2]
@@ -40,10 +42,11 @@ def resume_every_cut(stage: Stage, *, trained: int = 10) -> Result:
     lengths = range(0, newest.stat().st_size, BLOCK)
     for length in lengths:
         with _cut_copy(work, newest, older, length) as run:
-            if (found := newest_checkpoint(run, lambda _: None)) != run / "checkpoints" / older.name:
+            found = newest_checkpoint(run, lambda _: None)
+            if found != run / "checkpoints" / older.name:
                 result.problems.append(f"last.pt cut to {length} bytes: resumes from {found}")
     result.faults["last.pt cut at a multiple of 4 KB"] = len(lengths)
-    for length in lengths[:: max(1, len(lengths) // trained)]:
+    for length in lengths[:: len(lengths) // (1 if is_short else 10)]:
         _train_after_cut(stage, result, undisturbed, length)
     result.seconds = time.monotonic() - began
     return result
@@ -83,13 +86,15 @@ def _train_after_cut(stage: Stage, result: Result, undisturbed: Path, length: in
 # --- SIGKILL at file operations ---
 
 
-def kill_at_every_operation(stage: Stage, *, only: Sequence[str] = ()) -> Result:
+def kill_at_every_operation(stage: Stage, *, is_short: bool = False) -> Result:
     """Kill a training before each of the file operations that it makes, and in the middle of some
-    writes. only: those that begin with one of these words."""
-    stage, began = Stage(stage.surroundings, epochs=EPOCHS), time.monotonic()
+    writes. is_short: only where files get their names, and in a write."""
+    began = time.monotonic()
     undisturbed = stage.undisturbed(SETTING)
     result = Result("operations", 0, is_enumerated=True)
-    waiting = [op for op in operations(stage) if op.startswith(tuple(only) or "")]
+    waiting = operations(stage)
+    if is_short:
+        waiting = [op for op in waiting if op.startswith(SHORT)]
     tries: Counter[str] = Counter()
     while waiting and not result.problems:
         number = sum(tries.values())
@@ -129,10 +134,8 @@ def operations(stage: Stage) -> list[str]:
     return found
 
 
-def _kill_at_each(
-    scene: Scene, waiting: list[str], tries: Counter[str], result: Result
-) -> None:
-    """One run that is killed at one operation after another, until it has ended, or none is left."""
+def _kill_at_each(scene: Scene, waiting: list[str], tries: Counter[str], result: Result) -> None:
+    """One run that is killed at one operation after another, until it has ended."""
     training, shim = scene.training, scene.surroundings.shim
     is_first = True
     while True:

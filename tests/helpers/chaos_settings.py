@@ -183,7 +183,8 @@ class Cache:
         return len(files)
 
     def fill(self) -> None:
-        """Leave no byte of the disk."""
+        """Leave no byte of its disk."""
+        assert self.has_disk, "this would fill the machine's disk"
         with open(self._filler, "wb", buffering=0) as file:
             with suppress(OSError):
                 while file.write(bytes(1 << 16)):

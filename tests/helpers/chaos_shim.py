@@ -1,4 +1,4 @@
-"""The control of chaos_shim.c: the clock of a training, and the file operation to kill it before."""
+"""The control of chaos_shim.c: the clock of a training, and the file operation that ends it."""
 
 from __future__ import annotations
 

@@ -9,18 +9,23 @@ from typing import Any
 import torch
 
 from fastaug.config import TrainConfig
+from fastaug.models.build import build_configured_model
 from fastaug.runs.checkpoint import load_checkpoint
 from fastaug.runs.checkpoint_writer import CheckpointWriter
 
-SIZE = 10_000
+CLASSES = ["cat", "dog"]
+_NETWORK = build_configured_model(TrainConfig().model, len(CLASSES), TrainConfig().view.size)
+SIZE = max(parameter.nbytes for parameter in _NETWORK.parameters())
+"""Bytes of its largest tensor: a checkpoint is larger."""
 
 
 def state_of(step: int) -> dict[str, Any]:
     """A state in which every number is the step."""
+    weights = {n: torch.full_like(w, float(step)) for n, w in _NETWORK.state_dict().items()}
     return {
         "config": TrainConfig().to_flat(),
-        "classes": ["cat", "dog"],
-        "model": {"w": torch.full((SIZE,), float(step))},
+        "classes": CLASSES,
+        "model": weights,
         "ema": None,
         "step": step,
     }
@@ -28,7 +33,7 @@ def state_of(step: int) -> dict[str, Any]:
 
 def step_in(path: Path) -> int:
     state = load_checkpoint(path)
-    assert (state["model"]["w"] == state["step"]).all()
+    assert all((weight == state["step"]).all() for weight in state["model"].values())
     return state["step"]
 
 

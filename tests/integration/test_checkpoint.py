@@ -25,7 +25,13 @@ from fastaug.errors import CheckpointError, ConfigError, DamagedCheckpointError
 from fastaug.runs import checkpoint
 from fastaug.runs.checkpoint import load_checkpoint, write_atomically, write_checkpoint
 
-STATE = {"config": {"views": 4}, "model": {"w": torch.arange(1000.0)}, "step": 7}
+STATE = {
+    "config": {"views": 4},
+    "classes": ["cat", "dog"],
+    "model": {"w": torch.arange(1000.0)},
+    "ema": None,
+    "step": 7,
+}
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from expect import missing, raises
 
 import fastaug
@@ -116,6 +118,43 @@ def test_a_mistake_in_a_terminal_without_unicode() -> None:
 def test_debug_shows_where(capsys: pytest.CaptureFixture) -> None:
     assert cli.run(train.main, ["--data", "nowhere", "--debug"]) == 2
     assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "names"),
+    [
+        (MemoryError(), "--batch-size --workers"),
+        (MemoryError("std::bad_alloc"), "std::bad_alloc --batch-size"),
+        (
+            torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
+            "2 GiB --accumulate",
+        ),
+        (RuntimeError("[x] DefaultCPUAllocator: can't allocate memory: 8 bytes"), "8 bytes"),
+        (RuntimeError("Error in thread 0:\nstd::bad_alloc\nmore"), "std::bad_alloc"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), "--batch-size"),
+        (OSError(errno.ENOSPC, "No space left on device", "a.bin"), "a.bin --out TMPDIR"),
+        (OSError(errno.EDQUOT, "Disk quota exceeded", "a.bin"), "a.bin FASTAUG_CACHE"),
+    ],
+)
+def test_a_lack_of_memory_or_disk_space_is_one_line(
+    error: Exception, names: str, capsys: pytest.CaptureFixture
+) -> None:
+    def main(_args: Sequence[str]) -> int:
+        raise error
+
+    assert cli.run(main, []) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    assert missing(line, names) == []
+
+
+@pytest.mark.parametrize("error", [RuntimeError("bug"), OSError(errno.EIO, "it"), KeyError("it")])
+def test_other_errors_are_bugs(error: Exception) -> None:
+    def main(_args: Sequence[str]) -> int:
+        raise error
+
+    with pytest.raises(type(error)):
+        cli.run(main, [])
 
 
 def test_ctrl_c_before_the_training(capsys: pytest.CaptureFixture) -> None:

@@ -264,6 +264,12 @@ def test_a_run_is_not_written_over(tmp_path: Path, tiny: Tiny, name: str) -> Non
         RunFolder(tiny(out=str(tmp_path)), say=print).open()
 
 
+def test_a_checkpoint_with_an_odd_number(tmp_path: Path, tiny: Tiny) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints/step-\u00b2.pt").touch()  # a digit that int() does not take
+    RunFolder(tiny(out=str(tmp_path)), say=print).open().close()
+
+
 @pytest.mark.parametrize("failures", [0, 3, 99])
 def test_the_summary_is_tried_for_a_while(
     tmp_path: Path, tiny: Tiny, monkeypatch: pytest.MonkeyPatch, failures: int

@@ -13,10 +13,12 @@ import numpy as np
 import torch
 from PIL import Image
 from ranks import run_ranks
+from training import run
 
 import fastaug
 from fastaug.config import TrainConfig
 from fastaug.engine import rank_check
+from fastaug.engine.evaluation import evaluate_checkpoint
 from fastaug.engine.loaders import scanned_sets
 from fastaug.engine.rank_check import check_engines, check_same, describe_difference
 from fastaug.engine.rank_data import agree_on_images
@@ -24,6 +26,7 @@ from fastaug.engine.trainer import Trainer
 from fastaug.errors import ConfigError, DataError, FastaugError
 from fastaug.kernels.native import NativeKernel
 from fastaug.kernels.reference import ReferenceKernel
+from fastaug.runs.checkpoint import load_checkpoint
 from fastaug.runtime.distributed import Group
 
 Tiny = Callable[..., TrainConfig]
@@ -220,6 +223,36 @@ def _with_machine_settings(group: Group, config: TrainConfig) -> int:
 
 def test_ranks_may_differ_in_what_depends_on_the_machine(tiny: Tiny) -> None:
     assert run_ranks(2, _with_machine_settings, tiny()) == [0, 0]
+
+
+def _evaluate(group: Group, checkpoint: Path, folders: list[Path]) -> list[tuple]:
+    """As fastaug.evaluate: with equal weights and data, other weights, other test images."""
+    found = []
+    for is_other_weight, data in ((False, folders[0]), (True, folders[0]), (False, folders[-1])):
+        state = load_checkpoint(checkpoint)
+        if group.rank == 1 and is_other_weight:
+            next(iter(state["model"].values()))[0, 0, 0, 0] += 1
+        own = data if group.rank == 1 else folders[0]
+        config = TrainConfig.from_saved(state["config"]).replace(data=str(own))
+
+        def evaluate(state: dict = state, config: TrainConfig = config) -> int:
+            return len(evaluate_checkpoint(state, config, group, name="x.pt", batch_size=8)[0])
+
+        found.append(outcome(evaluate))
+    return found
+
+
+def test_ranks_evaluate_the_same_checkpoint_on_the_same_images(
+    tiny: Tiny, folder: Path, tmp_path: Path
+) -> None:
+    checkpoint = run(tiny(max_steps=1, tta=0, eval_views=0)) / "last.pt"
+    other = shutil.copytree(folder, tmp_path / "other")
+    change_test_image(other)
+    found = run_ranks(2, _evaluate, checkpoint, [folder, other])
+    same, weights, images = zip(*found, strict=True)
+    assert same == (("", "", False, 15),) * 2
+    assert_refused(weights, "x.pt", "rank 1")
+    assert_refused(images, "test images", "red/02.jpg", "rank 1")
 
 
 # --- errors of one rank ---

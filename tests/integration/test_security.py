@@ -269,7 +269,12 @@ def test_a_checkpoint_cannot_name_a_kernel_to_import(
     config = TrainConfig.from_flat(
         data=str(folder), model="wrn-10-1", kernel="owned:kernel", size=16
     )
-    state = {"config": config.to_flat(), "classes": ["blue", "green", "red"], "ema": None}
+    state = {
+        "config": config.to_flat(),
+        "classes": ["blue", "green", "red"],
+        "ema": None,
+        "step": 1,
+    }
     safe = config.replace(kernel="auto")
     state["model"] = build_configured_model(safe.model, 3, safe.view.size).state_dict()
 

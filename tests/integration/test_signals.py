@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from states import state_of
 
 from fastaug import cli, train
 from fastaug.config import TrainConfig
@@ -140,13 +141,13 @@ def test_the_second_signal_ends_a_slow_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "checkpoints").mkdir()
-    write_checkpoint(tmp_path / "last.pt", {"config": {}, "step": 1})
+    write_checkpoint(tmp_path / "last.pt", state_of(1))
     monkeypatch.setattr(checkpoint_writer, "write_checkpoint", lambda *_args: time.sleep(LONG))
 
     def work(ready: Any) -> None:
         with StopSignals():
             writer = CheckpointWriter(tmp_path, keep=1, say=print)
-            writer.save({"config": {}, "step": 2})
+            writer.save(state_of(2))
             ready.set()
             writer.close()
 

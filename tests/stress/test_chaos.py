@@ -1,32 +1,100 @@
-"""A short form of chaos.py: one run with a fault of each family; and does its check notice?"""
+"""A short form of chaos.py: one round, and some enumerated faults. And does its check notice?"""
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from chaos import Chaos, Options, Tally
 from chaos_check import account, compare, whole_epochs
+from chaos_report import Report
+from chaos_round import Result
+from chaos_shim import Shim
 
 from fastaug.config import TrainConfig
 from fastaug.engine.trainer import Trainer
 
-FAULTS = ("kill", "image-gone", "cut", "terminate", "fill", "halves", "interrupt", "read-only")
+CHAOS = "tests/helpers/chaos.py"
 
 
 def test_a_disturbed_run_ends_as_an_undisturbed_one(tmp_path: Path) -> None:
-    tally = Tally()
-    said = Chaos(Options(), tmp_path, epochs=24).round(5, tally, FAULTS)
-    assert not tally.failures, said
+    played = ["--rounds", "1", "--jobs", "1", "--settings", "plain", "--enumerate", "some"]
+    command = [sys.executable, CHAOS, *played, "--out", str(tmp_path / "chaos")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads((tmp_path / "chaos" / "chaos.json").read_text())
+    assert report["failures"] == 0
     # What can come too late on a slow machine is not asked for.
-    assert tally.restarts >= 3, said
-    assert tally.faults["SIGKILL"] >= 1, said
-    assert sum(tally.faults.values()) >= 6, said
+    assert report["restarts"] >= 3, done.stdout
+    assert report["faults"] >= 6, done.stdout
+    cuts, operations = (each["faults"] for each in report["enumerated"])
+    assert cuts["last.pt cut at a multiple of 4 KB"] > 200
+    assert cuts["last.pt cut at a multiple of 4 KB, then trained to the end"] >= 1
+    assert operations["SIGKILL before a file operation"] >= 8
+    assert operations["SIGKILL in the middle of a write"] >= 1
+
+
+# --- what disturbs: a clock and file operations under control, counts ---
+
+WRITES = """
+import os, time
+print(time.time())
+with open("run/.last.pt.1.tmp", "wb", buffering=0) as file:
+    file.write(b"first")
+    file.write(b"second")
+os.replace("run/.last.pt.1.tmp", "run/last.pt")
+"""
+
+
+@pytest.mark.parametrize(
+    ("operation", "left"),
+    [
+        ("", {"last.pt": b"firstsecond"}),
+        ("open last.pt.tmp", {}),
+        ("write last.pt.tmp 2", {".last.pt.1.tmp": b"first"}),
+        ("half of write last.pt.tmp 2", {".last.pt.1.tmp": b"firstsec"}),
+        ("rename to last.pt", {".last.pt.1.tmp": b"firstsecond"}),
+    ],
+)
+def test_a_process_is_killed_at_a_file_operation(
+    tmp_path: Path, operation: str, left: dict[str, bytes]
+) -> None:
+    (tmp_path / "run").mkdir()
+    shim = Shim(tmp_path)
+    shim.watch(tmp_path / "run")
+    shim.clock_offset = -1000
+    shim.kill_before(operation)
+    code = WRITES.replace("run/", f"{tmp_path}/run/")
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | shim.environment, capture_output=True
+    )
+    assert done.returncode == (-signal.SIGKILL if operation else 0), done.stderr
+    assert shim.killed == bool(operation)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == left
+    if not operation:
+        assert -1100 < float(done.stdout) - time.time() < -900
+
+
+def test_counts_are_added_to_those_of_earlier_commands(tmp_path: Path) -> None:
+    for seed, setting in enumerate(("plain", "dali", "plain")):
+        report = Report(tmp_path / "chaos.json")
+        assert report.next_seed == seed
+        report.add(Result(setting, seed, Counter(SIGKILL=2, SIGTERM=seed)))
+    stored = json.loads((tmp_path / "chaos.json").read_text())
+    assert stored["by_kind"] == {"SIGKILL": 6, "SIGTERM": 3}
+    assert stored["by_setting"] == {"plain": 6, "dali": 3}
+    assert stored["faults"] == 9
+    assert stored["failures"] == 0
 
 
 # --- the check, on copies of a run ---
