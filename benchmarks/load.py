@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import psutil
@@ -42,7 +42,6 @@ from tyro.conf import arg
 from fastaug import cli
 from fastaug.config import TrainConfig
 from fastaug.data.loader import ViewLoader
-from fastaug.data.shapes import ensure_shapes
 from fastaug.data.storage import Files
 from fastaug.engine.loaders import build_loader
 from fastaug.errors import ConfigError
@@ -60,10 +59,12 @@ SWEPT = (
     *("--heartbeat", "5", "--size", "12", "--crop", "pad", "--batch-size", "16", "--workers", "0"),
     *("--tta", "0", "--validation", "0.2"),
 )
+TRAINING_MIB = 450
+"""Memory that a training does not share with others."""
 SECONDS_LIMIT = 3 * 3600
 _started: list[subprocess.Popen] = []
 """All child processes."""
-Row = tuple[str, Any]
+Row = tuple[str, float | str]
 
 
 @dataclass(frozen=True)
@@ -88,8 +89,10 @@ class Options(Settings):
     """Share of reads that fail."""
     loader: Literal["dali", "torch"] = "dali"
     """The loader that reads."""
-    images: int = setting(2000, at_least=32)
-    """Images of the loader's data set."""
+    data: str = "shapes"
+    """Class folders that the loader reads; default: the built-in data set."""
+    batch_size: int = setting(128, at_least=2)
+    """Views in a batch of the loader, two of each image."""
     debug: bool = False
     """Show the traceback of an error."""
 
@@ -114,14 +117,8 @@ def main(args: Sequence[str]) -> int:
     return 1 if wrong else 0
 
 
-def _text(value: Any) -> str:
-    return (
-        f"{value:,.2f}"
-        if isinstance(value, float)
-        else f"{value:,}"
-        if isinstance(value, int)
-        else str(value)
-    )
+def _text(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:,.{2 if isinstance(value, float) else 0}f}"
 
 
 # --- trainings at once on one cache ---
@@ -129,6 +126,12 @@ def _text(value: Any) -> str:
 
 def load_trainings(options: Options, folder: Path) -> tuple[list[Row], list[str]]:
     count = options.count or 24
+    needed, free = count * TRAINING_MIB / 1024, psutil.virtual_memory().available / 2**30
+    if needed > free:
+        raise ConfigError(
+            f"--count {count} needs about {needed:.1f} GiB of memory, {free:.1f} GiB are free; "
+            "lower it, or free some"
+        )
     alone, alone_seconds, alone_memory = _train(folder, "alone", 1, options.steps)
     many, seconds, memory = _train(folder, "many", count, options.steps)
     wrong = [f"{run.name}: exit code {code}" for run, code in {**alone, **many}.items() if code]
@@ -291,17 +294,15 @@ def _small_images(file: Path) -> Path:
 def load_storage(options: Options, folder: Path) -> tuple[list[Row], list[str]]:
     logging.getLogger("fastaug").setLevel(logging.ERROR)  # a warning for each error
     config = TrainConfig.from_flat(
-        data=str(ensure_shapes()),
+        data=options.data,
         loader=options.loader,
         views=2,
-        batch_size=128,
+        batch_size=options.batch_size,
         size=64,
         workers=2,
         epochs=1_000_000,
     )
-    images = _loader(config).images
-    kept = np.sort(np.random.default_rng(0).permutation(len(images))[: options.images])
-    clean, faulty = (_loader(config, images.subset(kept, images.name)) for _ in range(2))
+    clean, faulty = build_loader(config), build_loader(config)
     injector = StorageErrors(options.errors)
     seconds = {"clean": 0.0, "faulty": 0.0}
     wrong: list[str] = []
@@ -322,7 +323,8 @@ def load_storage(options: Options, folder: Path) -> tuple[list[Row], list[str]]:
             print(f"{epochs} epochs, {injector.raised} errors, {memory[-1]:,.0f} MiB", flush=True)
     if faulty.images.bad:
         wrong.append(f"{len(faulty.images.bad)} images count as bad")
-    third = max(1, len(memory) // 3)
+    third = len(memory) // 3
+    middle = memory[third : len(memory) - third]
     rows: list[Row] = [
         ("epochs, each with and without errors", epochs),
         ("images read under errors", seen),
@@ -332,15 +334,11 @@ def load_storage(options: Options, folder: Path) -> tuple[list[Row], list[str]]:
         ("epochs with another batch", len(wrong)),
         ("images/s without errors", seen / seconds["clean"]),
         ("images/s with errors", seen / seconds["faulty"]),
-        ("memory in the second third, median MiB", float(np.median(memory[third : 2 * third]))),
+        ("memory in the second third, median MiB", float(np.median(middle))),
         ("memory in the last third, median MiB", float(np.median(memory[-third:]))),
         ("minutes", sum(seconds.values()) / 60),
     ]
     return rows, wrong
-
-
-def _loader(config: TrainConfig, images: Any = None) -> ViewLoader:
-    return build_loader(config, images)
 
 
 def _epoch(loader: ViewLoader, epoch: int) -> tuple[list[str], float]:
@@ -365,18 +363,21 @@ class StorageErrors:
     def active(self) -> Iterator[None]:
         read: Callable[[Files, int], bytes] = Files.read
 
-        def failing(files: Files, index: int) -> bytes:
+        def sometimes_failing(files: Files, index: int) -> bytes:
             self.reads += 1
             if self._random.random() < self._share:
                 self.raised += 1
-                raise OSError(errno.EIO, os.strerror(errno.EIO))
+                return self.fail(files, index)
             return read(files, index)
 
-        Files.read = failing  # type: ignore[method-assign]
+        Files.read = sometimes_failing  # type: ignore[method-assign]
         try:
             yield
         finally:
             Files.read = read  # type: ignore[method-assign]
+
+    def fail(self, _files: Files, _index: int) -> bytes:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from fastaug.data.storage import Subset, snapshot_of
 from fastaug.runtime.cache import cache_dir
 from fastaug.views.plan import MAX_PIXELS
 
-VERSION = 2
+VERSION = 3
 """Part of the cache file's name; increase it when the rules of scan_image.py change."""
 QUICK, FULL = 1, 2
 """Levels of a scan; 0: not scanned."""

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from PIL import ImageFile
 
 from fastaug.data.image_set import ImageSet, is_storage_error, open_image
+from fastaug.data.image_structure import FileBytes, is_intact
 from fastaug.errors import DataError
 
 # If the header is longer, for example with a thumbnail in it, the whole file is read.
@@ -109,7 +110,7 @@ def _read_header(
     """Contents of the header, and whether the end of the file is there."""
     try:
         return _parse(head, tail, size)
-    except DataError:
+    except DataError:  # perhaps it needs more bytes, also MoreBytesError
         if size <= len(head):
             raise
     with budget.hold(size):
@@ -124,13 +125,15 @@ def _parse(content: bytes, tail: bytes, size: int) -> tuple[ImageInfo, bool]:
         if image.format == "EPS":  # Pillow would run Ghostscript, which may never end
             raise DataError("PostScript is a program, not an image")
         header = content[: image.fp.tell() if image.fp else 0]
-        is_complete = _is_complete(image, len(header), tail, size)
+        is_complete = _is_complete(image, content, len(header), tail, size)
         # DALI accepts an end mark further to the front; _decode_fully() searches for it.
         plain = (is_complete or image.format in _END) and _is_plain(image, header)
         return ImageInfo(image.height, image.width, plain, image.format or ""), is_complete
 
 
-def _is_complete(image: ImageFile.ImageFile, header: int, tail: bytes, size: int) -> bool:
+def _is_complete(
+    image: ImageFile.ImageFile, content: bytes, header: int, tail: bytes, size: int
+) -> bool:
     """Whether the end of the file is there, as far as its format can tell."""
     if end := _END.get(image.format or ""):
         # A thumbnail in the header has the same end mark, so search only behind the header.
@@ -138,7 +141,7 @@ def _is_complete(image: ImageFile.ImageFile, header: int, tail: bytes, size: int
     if image.format in ("BMP", "PPM"):
         return _raw_pixels(image)[1] <= size
     # Random bytes may start like a rare format: only decoding can tell.
-    return image.format in ("WEBP", "TIFF", "GIF")
+    return is_intact(image, FileBytes(content, tail, size))
 
 
 def _raw_pixels(image: ImageFile.ImageFile) -> tuple[str, int]:

@@ -209,7 +209,9 @@ def _work(folder: Path, options: Options, tasks: Any, results: Any) -> None:
                     result = stage.play(name, seed, options.faults)
             except Exception as error:  # of the undisturbed run, or of chaos.py itself
                 traceback.print_exc()
-                result = Result(name, seed, problems=[f"{type(error).__name__}: {error}"])
+                problem = f"{type(error).__name__}: {error}"
+                is_enumerated = name in _ENUMERATED
+                result = Result(name, seed, problems=[problem], is_enumerated=is_enumerated)
             results.put(result)
     except KeyboardInterrupt:
         pass

@@ -14,8 +14,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+import torch
 
+from fastaug.config import TrainConfig
 from fastaug.data.torch_loader import _start_worker
+from fastaug.engine.trainer import Trainer
 from fastaug.runtime import watchdog
 from fastaug.runtime.signals import StopSignals
 from fastaug.runtime.watchdog import Watchdog
@@ -287,6 +290,33 @@ class TestSignals:
                 dog.beat("evaluating")
 
         assert self.end_by_signal(tmp_path, monkeypatch, steps)[0] == 0
+
+
+def test_weights_do_not_change_while_they_are_saved(tiny: Callable[..., TrainConfig]) -> None:
+    """A rank that hung may wake up while the watchdog's thread copies them."""
+    trainer = Trainer(tiny(kernel="reference"))
+    backward, saving, changed = trainer.learner.backward, threading.Event(), []
+    save = trainer.folder.save
+
+    def slow_save(*_args: object, **_named: object) -> None:
+        before = [weight.detach().clone() for weight in trainer.learner.model.parameters()]
+        saving.set()
+        time.sleep(1)  # in which the training would make some steps
+        after = trainer.learner.model.parameters()
+        changed.append(not all(map(torch.equal, before, after)))
+        trainer.folder.save = save  # type: ignore[method-assign]
+        trainer._updating.release()  # this process does not end
+
+    def wake_up(*args: Any, **named: Any) -> Any:
+        if trainer.step == 2 and not saving.is_set():
+            trainer.folder.save = slow_save  # type: ignore[method-assign]
+            threading.Thread(target=trainer._save_before_ending).start()
+            assert saving.wait(LONG)
+        return backward(*args, **named)
+
+    trainer.learner.backward = wake_up
+    trainer.fit()
+    assert changed == [False]
 
 
 class TestOff:

@@ -7,13 +7,13 @@ reordering that fsync allows, is written into a folder and resumed by the real c
 from __future__ import annotations
 
 import os
+import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from checkpoint_model import (
-    Tree,
     crash_states,
     protocol,
     violations_of_model,
@@ -108,30 +108,50 @@ def check_resumes(folder: Path) -> int:
     return state["step"]
 
 
-@needs_strace
-def test_every_prefix_and_reordering_of_the_real_operations(
-    recorded: list[Operation], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "fsync", lambda _descriptor: None)  # thousands of folders
-    kinds = {own.kind for own in recorded}
-    assert kinds >= {"create", "write", "fsync", "rename", "link", "unlink", "mkdir"}
-    known: dict[Tree, str] = {}
-    steps, failed = set[int](), dict[str, str]()
-    for number, (done, tree) in enumerate(crash_states(recorded)):
-        signature = frozenset(tree.items())
-        if signature in known:
+def crashes(operations: Sequence[Operation], folder: Path) -> Iterator[tuple[str, int]]:
+    """(what went wrong, or "", and the step to continue from) for each different state that a crash
+    may leave."""
+    known = set[frozenset[tuple[str, bytes | None]]]()
+    for done, tree in crash_states(operations):
+        if (content := frozenset(tree.items())) in known:
             continue
-        known[signature] = ""
-        folder = tmp_path / str(number)
-        write_tree(tree, folder)
+        known.add(content)
+        left = folder / str(len(known))
+        write_tree(tree, left)
         try:
-            steps.add(check_resumes(folder))
+            yield "", check_resumes(left)
         except Exception as error:
-            before = recorded[done - 1] if done else "the start"
-            failed[f"after {done}, {before}"] = f"{type(error).__name__}: {error}"
-    assert failed == {}
-    assert steps == set(range(STEPS + 1))
-    assert len(known) > len(recorded)
+            before = operations[done - 1] if done else "the start"
+            yield f"after {done} ({before}): {type(error).__name__}: {error}", -1
+        shutil.rmtree(left)
+
+
+@needs_strace
+class TestTheRealOperations:
+    @pytest.fixture(autouse=True)
+    def without_waiting_for_disks(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(os, "fsync", lambda _descriptor: None)
+
+    def test_every_prefix_and_reordering(self, recorded: list[Operation], tmp_path: Path) -> None:
+        kinds = {own.kind for own in recorded}
+        assert kinds >= {"create", "write", "fsync", "rename", "link", "unlink", "mkdir"}
+        found = list(crashes(recorded, tmp_path))
+        assert [failure for failure, _ in found if failure] == []
+        assert {step for _, step in found} == set(range(STEPS + 1))
+        assert len(found) > len(recorded)
+        print(f"{len(recorded)} operations, {len(found)} different states after a crash")
+
+    @pytest.mark.parametrize("path", ["run/metrics.jsonl", ".", "run/.best.pt"])
+    def test_a_missing_fsync_is_found(
+        self, recorded: list[Operation], tmp_path: Path, path: str
+    ) -> None:
+        without = [o for o in recorded if o.kind != "fsync" or not _is_of(o.path, path)]
+        assert len(without) < len(recorded)
+        assert any(failure for failure, _ in crashes(without, tmp_path))
+
+
+def _is_of(path: str, named: str) -> bool:
+    return path == named or path.startswith(f"{named}.")
 
 
 @needs_strace

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 from tampered_checkpoints import COMMANDS, Scene, Tampered, cases, outcome
 
-EVERY = {"evaluate": 67, "resume": 61, "export": 71, "weights": 149}
+EVERY = {"evaluate": 127, "resume": 101, "export": 131, "weights": 251}
 """Primes: the samples meet all fields and all values, in other combinations for each command."""
 PRECISE = [
     Tampered(("config", "model"), "wrn-1000000-1", "wrn-1000000-1"),
