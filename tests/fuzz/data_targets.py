@@ -26,10 +26,10 @@ from target import Target, join, scratch_folder, split, write
 
 from fastaug.data import image_set, scan_image
 from fastaug.data.array_cache import load_arrays
+from fastaug.data.config import DataConfig
 from fastaug.data.image_set import ImageSet
 from fastaug.data.readers import cifar, packed
 from fastaug.data.readers.imagenet_labels import read_class_names, read_labels
-from fastaug.data.sources import DataConfig
 
 MAX_IMAGES = 8
 """Images of a set that are read: all are read in the same way."""
