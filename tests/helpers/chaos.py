@@ -116,7 +116,9 @@ def _is_possible(name: str) -> bool:
     return not reason
 
 
-def _play(options: Options, names: Sequence[str], jobs: Sequence[Job], report: Report) -> None:
+def _play(
+    options: Options, names: Sequence[str], jobs: Sequence[Job], report: Report
+) -> None:
     """Give each job its next round until there are enough."""
     began, first = time.monotonic(), len(report.results)
     seed = report.next_seed if options.seed < 0 else options.seed

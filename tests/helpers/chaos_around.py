@@ -72,9 +72,7 @@ def set_clock(scene: Scene, rng: random.Random) -> list[str]:
 
     def is_seen() -> bool:
         clocks = [note["clock"] for note in training.journal[-8:] if "clock" in note]
-        return any(
-            abs(clock - time.time() - shim.clock_offset) < abs(jumped) / 2 for clock in clocks
-        )
+        return any(abs(clock - time.time() - shim.clock_offset) < abs(jumped) / 2 for clock in clocks)
 
     if not training.until(is_seen):
         return []

@@ -40,9 +40,7 @@ def resume_every_cut(stage: Stage, *, trained: int = 10) -> Result:
     lengths = range(0, newest.stat().st_size, BLOCK)
     for length in lengths:
         with _cut_copy(work, newest, older, length) as run:
-            if (
-                found := newest_checkpoint(run, lambda _: None)
-            ) != run / "checkpoints" / older.name:
+            if (found := newest_checkpoint(run, lambda _: None)) != run / "checkpoints" / older.name:
                 result.problems.append(f"last.pt cut to {length} bytes: resumes from {found}")
     result.faults["last.pt cut at a multiple of 4 KB"] = len(lengths)
     for length in lengths[:: max(1, len(lengths) // trained)]:
@@ -131,7 +129,9 @@ def operations(stage: Stage) -> list[str]:
     return found
 
 
-def _kill_at_each(scene: Scene, waiting: list[str], tries: Counter[str], result: Result) -> None:
+def _kill_at_each(
+    scene: Scene, waiting: list[str], tries: Counter[str], result: Result
+) -> None:
     """One run that is killed at one operation after another, until it has ended, or none is left."""
     training, shim = scene.training, scene.surroundings.shim
     is_first = True

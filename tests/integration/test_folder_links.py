@@ -225,7 +225,7 @@ def test_services_and_the_watchdog_do_not_follow_links(
     dog = Watchdog(1.0, name="test", file=tmp_path / "stall.txt", save=lambda: None)
     monkeypatch.setattr("os._exit", lambda code: None)
     monkeypatch.setattr("fastaug.runtime.watchdog._end_later", lambda seconds: None)
-    dog._end()
+    dog._end_stalled()
     assert "no progress" in (tmp_path / "stall.txt").read_text()
     assert contents(victim) == before
 
