@@ -9,6 +9,8 @@ import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from expect import raises
@@ -19,6 +21,8 @@ from tiny_sweep import TINY, write_colors
 from fastaug import cli, figures, report, sweep, train
 from fastaug.config import TrainConfig
 from fastaug.errors import ConfigError, ExportError
+from fastaug.experiments.sweep_worker import Slot, _Worker
+from fastaug.experiments.training_process import RunFailedError
 from fastaug.exporters.preprocess_files import check_preprocess_files, write_preprocess_files
 from fastaug.runs.checkpoint_writer import CheckpointWriter
 from fastaug.runs.contents import FILES, check_contents
@@ -221,7 +225,7 @@ def test_services_and_the_watchdog_do_not_follow_links(
     dog = Watchdog(1.0, name="test", file=tmp_path / "stall.txt", save=lambda: None)
     monkeypatch.setattr("os._exit", lambda code: None)
     monkeypatch.setattr("fastaug.runtime.watchdog._end_later", lambda seconds: None)
-    dog._end()
+    dog._end_stalled()
     assert "no progress" in (tmp_path / "stall.txt").read_text()
     assert contents(victim) == before
 
@@ -275,6 +279,18 @@ def test_a_sweep_refuses_links_in_its_folder(
     assert cli.run(sweep.main, flags) == 2
     assert str(tmp_path / "sweep" / name) in capsys.readouterr().err
     assert contents(victim) == before
+
+
+@pytest.mark.parametrize("found", [None, {}, 5, {"top1": {}}, {"top1": 10**400}], ids=repr)
+def test_a_sweep_does_not_count_a_summary_without_a_result(found: object, tmp_path: Path) -> None:
+    (tmp_path / "summary.json").write_text(json.dumps({"finished": True, "measures": found}))
+    options: Any = SimpleNamespace(select_on="test")
+    plan: Any = SimpleNamespace(sweep=options, run_folder=lambda name: tmp_path)
+    unused: Any = None
+    worker = _Worker(plan, {"run": SHAPES}, unused, Slot(0, {}), unused, unused, [])
+    trial: Any = SimpleNamespace(set_user_attr=lambda name, value: None)
+    with raises(RunFailedError, str(tmp_path), "summary.json"):
+        worker._train("run", trial)
 
 
 # --- limits of what is read ---
