@@ -128,7 +128,7 @@ class TestPrecedence:
 
     def test_resume_and_out_in_the_file(self) -> None:
         """As in a job script that is started again and again."""
-        file = write("resume: auto\nout: here\nworkers: 0\nlr: 0.25")
+        file = write("resume: auto\nout: here\nworkers: 0\nlr: 0.25\nema: 0")
         assert train.read_settings(["--config", file])[1] is None
         state = state_of(40)
         state["config"] = settings("--config", file).to_flat()

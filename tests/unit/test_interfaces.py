@@ -18,7 +18,8 @@ NAMES = {"ours": "127.0.1.1", "known": "192.0.2.7", "other": "192.0.2.9"}
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """The second machine of a run: lo and eth1, and a name that resolves to a loopback address."""
-    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "")  # so that it is unset again after the test
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME")
     monkeypatch.setenv("GROUP_RANK", "1")
     monkeypatch.setenv("MASTER_ADDR", "other")
     monkeypatch.setattr(socket, "gethostname", lambda: "ours")
