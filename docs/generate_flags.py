@@ -97,10 +97,14 @@ def values_of(hint: Any, bounds: dict[str, float]) -> str:
     if get_origin(hint) is tuple:
         return f"{len(get_args(hint))} numbers"
     names = {bool: "switch", int: "integer", float: "number", str: "text"}
-    limits = " and ".join(f"{rule} {bound:g}" for rule, bound in bounds.items())
-    if 2**32 in bounds.values():
-        limits = limits.replace(f"{2**32:g}", "2^32")
+    limits = " and ".join(f"{rule} {_number(bound)}" for rule, bound in bounds.items())
     return f"{names[hint]}, {limits}" if limits else names[hint]
+
+
+def _number(bound: float) -> str:
+    if bound == 2**32:
+        return "2^32"
+    return f"{int(bound):,}" if bound == int(bound) else f"{bound:g}"
 
 
 if __name__ == "__main__":

@@ -54,8 +54,10 @@ def use_reachable_interface(store: Store) -> None:
         return
     if is_first_machine:
         own = _address_towards(store.get(key).decode())
+    if own and _is_loopback(own):  # two torchruns on one machine
+        return
     for _, name in socket.if_nameindex():
-        if not _is_loopback(own) and _address_of(name) == own:
+        if own and _address_of(name) == own:
             os.environ[_VARIABLE] = name
             return
     names = ", ".join(name for _, name in socket.if_nameindex() if name != "lo")

@@ -1,6 +1,8 @@
 // Calls fastaug_objective of a library with what a file holds. Runs under qemu.
 // Usage: arm_objective LIBRARY REQUEST RESULT
 
+#include <vector>
+
 #include "arm_files.h"
 #include "objective.cpp"  // for struct Arguments
 

@@ -56,6 +56,11 @@ def test_a_name_that_others_can_reach(machine: pytest.MonkeyPatch) -> None:
     assert chosen() is None
 
 
+def test_two_launchers_on_one_machine(machine: pytest.MonkeyPatch) -> None:
+    machine.setenv("MASTER_ADDR", "ours")
+    assert chosen() is None
+
+
 def test_a_given_interface_stays(machine: pytest.MonkeyPatch) -> None:
     machine.setenv("GLOO_SOCKET_IFNAME", "ib0")
     assert chosen() == "ib0"
