@@ -254,9 +254,9 @@ def _over_ranks(model: nn.Module, device: torch.device, group: Group) -> Distrib
     settings: dict[str, Any] = {"gradient_as_bucket_view": True, buffers: False}
     if device.type == "cuda":
         settings |= {"device_ids": [device.index], "process_group": group.gpus}
-    else:
+    elif group.ranks > 2:
         # Otherwise DDP rearranges its buckets after the first step of a process. gloo's order of
-        # summation depends on the arrangement: three or more ranks would resume with other bits.
+        # summation depends on the arrangement: the run would resume with other bits.
         settings["find_unused_parameters"] = True
         warnings.filterwarnings("ignore", message="find_unused_parameters=True was specified")
     return DistributedDataParallel(model, **settings)
