@@ -146,9 +146,11 @@ _DISTRIBUTIONS = {"PIL": "pillow", "nvidia": "nvidia-dali-cuda120", "yaml": "pyy
 _NO_MEMORY = re.compile(
     r"bad_alloc|out of memory|can't allocate memory|not enough memory|Cannot allocate memory"
     r"|cannot allocate memory|failed to map segment|cudaErrorMemoryAllocation"
-    r"|can't start new thread|Resource temporarily unavailable"
+    r"|can't start new thread|^Resource temporarily unavailable$",
+    re.MULTILINE,
 )
-"""What torch, DALI, OpenMP, the dynamic linker and Python write when an allocation fails."""
+"""What torch, DALI, OpenMP, the dynamic linker and Python write when memory cannot be allocated or
+a thread cannot be started."""
 
 
 def machine_error(error: BaseException) -> MachineError | None:

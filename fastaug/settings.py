@@ -65,7 +65,8 @@ def _wrong_kind(hint: Any, value: Any) -> str:
     if hint is bool:
         return "" if isinstance(value, bool) else "true or false"
     if hint is str:
-        return "" if isinstance(value, str) and "\0" not in value else "text"
+        is_text = isinstance(value, str) and len(value) <= _LONGEST_TEXT and "\0" not in value
+        return "" if is_text else f"text of at most {_LONGEST_TEXT:,} characters"
     if hint is int:
         return "" if _is_number(value, int) else "a whole number"
     if hint is float:
@@ -85,6 +86,7 @@ def _is_number(value: Any, kinds: type | tuple[type, ...]) -> bool:
 
 
 _LONGEST_TUPLE = 1000
+_LONGEST_TEXT = 4096  # the longest path that Linux opens
 
 
 def _check_bounds(name: str, value: Any, bounds: Mapping[str, float]) -> None:

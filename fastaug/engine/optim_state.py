@@ -94,7 +94,7 @@ def _expected_entries(optimizer: Optimizer) -> Iterator[dict[str, Any]]:
         for parameter in group["params"]:
             shape = _capped(parameter.shape)
             if shape not in by_shape:
-                by_shape[shape] = nn.Parameter(torch.zeros_like(parameter.new_zeros(shape)))
+                by_shape[shape] = nn.Parameter(parameter.new_zeros(shape))
                 by_shape[shape].grad = torch.ones_like(by_shape[shape])
             probes.append(by_shape[shape])
         trial.param_groups.append({**group, "params": list(by_shape.values())})

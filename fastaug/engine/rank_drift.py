@@ -137,8 +137,8 @@ def hash_tensors(tensors: Iterable[Tensor], device: torch.device) -> Tensor:
     """[] int64: a hash of the bits of tensors on a device.
 
     The sum over all elements of x + 2 x^2, where x is the element's bits as an integer. That is a
-    permutation of the integers: one element that differs always changes the sum. Differences of
-    several elements do not cancel, as they may in the sum of x.
+    permutation of the integers: one element that differs always changes the sum. It is not linear,
+    so that several small differences do not cancel as they may in the sum of x.
     """
     total = torch.zeros((), dtype=torch.int64, device=device)
     for chunk in _chunks(tensors):

@@ -5,16 +5,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any
 
 from fastaug.config import TrainConfig
-from fastaug.errors import DataError, FastaugError, describe_error, first_line
+from fastaug.errors import ConfigError, DataError, FastaugError, describe_error, first_line
 from fastaug.experiments.report_format import number
-from fastaug.normalization import Normalization
 from fastaug.runtime.folder_files import read_json_object
 
-_MOST_CHARACTERS = 4096
-"""Characters of a setting: the longest path that Linux opens."""
 _NAME_CHARACTERS = 100
 """Characters of the name of a measure, and of a value of the environment."""
 _LARGEST_INT = 2**63
@@ -24,19 +21,10 @@ _REASON_CHARACTERS = 300
 
 def read_run_config(folder: Path) -> TrainConfig:
     """The config of a run folder; DataError if it has none that can be used."""
-    saved = _read(folder / "config.json")
     try:
-        config = TrainConfig.from_saved(saved)
-    except Exception as error:  # written for values of the right kind, others raise almost anything
-        raise DataError(short_reason(error)) from error
-    components = get_type_hints(TrainConfig).values()
-    hints = {name: kind for part in components for name, kind in get_type_hints(part).items()}
-    for name, kind in hints.items():
-        # Normalization is checked when a config is made.
-        if kind != Normalization and not _is_kind(config.get(name), kind):
-            words = kind.__name__ if isinstance(kind, type) else "value of the right kind"
-            raise DataError(f"config.json: {name} must be a {words}")
-    return config
+        return TrainConfig.from_saved(_read(folder / "config.json"))
+    except ConfigError as error:
+        raise DataError(f"config.json: {short_reason(error)}") from error
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
@@ -78,21 +66,6 @@ def _read(file: Path) -> dict[str, Any]:
         raise DataError(f"{file.name}: {error.strerror or error}") from error
     except ValueError as error:
         raise DataError(f"{file.name}: not readable as JSON ({short_reason(error)})") from error
-
-
-def _is_kind(value: Any, kind: Any) -> bool:
-    """True if a setting has the kind of its field, and a size that can be shown."""
-    if kind is bool:
-        return isinstance(value, bool)
-    if kind is int:
-        is_int = isinstance(value, int) and not isinstance(value, bool)
-        return is_int and abs(value) < _LARGEST_INT
-    if kind is float:
-        return number(value) is not None
-    if kind is str or get_origin(kind) is Literal:
-        return isinstance(value, str) and len(value) <= _MOST_CHARACTERS
-    element = get_args(kind)[0]  # of a tuple, whose elements have the same kind
-    return isinstance(value, tuple) and all(_is_kind(own, element) for own in value)
 
 
 def _numbers(value: Any) -> dict[str, float]:

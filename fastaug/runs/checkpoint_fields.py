@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fastaug.data.labels import MAX_CLASSES
 from fastaug.errors import CheckpointError, few, shown
 
-MOST_CLASSES = 2**20
 LONGEST_NAME = 2**16
 """Characters in the name of a class."""
 _DEEPEST = 8
@@ -125,10 +125,10 @@ def _is_plain(value: Any, depth: int) -> bool:
 
 
 def _classes(value: Any) -> str:
-    is_list = isinstance(value, list) and 2 <= len(value) <= MOST_CLASSES
+    is_list = isinstance(value, list) and 2 <= len(value) <= MAX_CLASSES
     if is_list and not any(map(text(LONGEST_NAME), value)):
         return ""
-    return f"a list of 2 to {MOST_CLASSES:,} names"
+    return f"a list of 2 to {MAX_CLASSES:,} names"
 
 
 def _average(value: Any) -> str:

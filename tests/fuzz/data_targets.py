@@ -34,7 +34,7 @@ from fastaug.data.readers.imagenet_labels import read_class_names, read_labels
 MAX_IMAGES = 8
 """Images of a set that are read: all are read in the same way."""
 MAX_PIXELS = 2**20
-"""Of an image. The real bound would take a second and gigabytes for each input."""
+"""Limit for an image. The real bound would take a second and gigabytes for each input."""
 
 
 def read_all(path: Path) -> None:

@@ -22,7 +22,7 @@ from typing import NamedTuple
 from target import scratch_folder
 
 MAX_SECONDS = 5
-"""Of the processor, for one input: other programs may keep the machine busy."""
+"""Processor time for one input: other programs may keep the machine busy."""
 MAX_WAIT = 60
 """Seconds after which libFuzzer ends an input that waits for something."""
 MAX_GROWTH = 600

@@ -18,7 +18,7 @@ from fastaug import cli, figures, report
 from fastaug.experiments import report_page  # noqa: F401  loads all that a report uses
 
 SECONDS = 300
-"""Of the processor, for all folders together."""
+"""Processor time for all folders together."""
 
 
 def main(folders: Sequence[str]) -> None:

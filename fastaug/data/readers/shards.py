@@ -84,10 +84,11 @@ def open_split(root: Path, split: Split, _config: DataConfig) -> ImageSet:
     indexes = read_indexes(root, shards, format)
     labels = np.concatenate([index.label for index in indexes])
     # The training labels define the classes of both splits.
-    train_indexes = indexes if split == "train" else read_indexes(root, *_shards(root, "train"))
+    train_shards, train_format = _shards(root, "train")
+    train_indexes = indexes if split == "train" else read_indexes(root, train_shards, train_format)
+    _check_range(train_shards, train_indexes)
     known = np.unique(np.concatenate([index.label for index in train_indexes]))
     name = f"{root} ({split})"
-    _check_range(shards, indexes)
     places = np.searchsorted(known, labels).clip(max=len(known) - 1)
     unknown = np.unique(labels[known[places] != labels])
     if len(unknown):
