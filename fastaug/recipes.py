@@ -318,6 +318,91 @@ def mini_shapes() -> TrainConfig:
     )
 
 
+def small_cifar() -> TrainConfig:
+    """WRN-10-2 on 512 images of CIFAR-10 at 16 px, at K=8: ten minutes on one core.
+
+    The experiment that decides which of the paper's effects fastaug reproduces without a GPU:
+    docs/paper.md has its results, docs/design/paper-small.md the reason for each setting.
+    """
+    return cifar100_wrn_16_4().replace(
+        recipe="small-cifar",
+        model="wrn-10-2",
+        size=16,
+        train_images=512,
+        validation=0.2,
+        views=8,
+        epochs=120,
+        lr=2**-8,
+        schedule="cosine",
+        tta=8,
+        eval_every=60,
+        eval_views=0,
+        workers=0,
+    )
+
+
+def _small(model: str) -> TrainConfig:
+    return small_cifar().replace(recipe=f"small-cifar-{model}", model=model, views=4)
+
+
+def small_cifar_wrn_10_1() -> TrainConfig:
+    """WRN-10-1 in place of WRN-10-2, at K=4: half as wide.
+
+    All else as small-cifar.
+    """
+    return _small("wrn-10-1")
+
+
+def small_cifar_wrn_10_4() -> TrainConfig:
+    """WRN-10-4 in place of WRN-10-2, at K=4: twice as wide.
+
+    All else as small-cifar.
+    """
+    return _small("wrn-10-4")
+
+
+def small_cifar_wrn_16_2() -> TrainConfig:
+    """WRN-16-2 in place of WRN-10-2, at K=4: deeper.
+
+    All else as small-cifar.
+    """
+    return _small("wrn-16-2")
+
+
+def small_cifar_resnet18() -> TrainConfig:
+    """ResNet-18 with batch norm, a quarter as wide, in place of WRN-10-2, at K=4.
+
+    All else as small-cifar; the statistics of the norms are over the 64 views of a step.
+    """
+    return _small("resnet18-16")
+
+
+def small_cifar_randaugment() -> TrainConfig:
+    """small-cifar with RandAugment, at K=4.
+
+    Two operations a view where the paper has four: 16 pixels hold less that can be distorted.
+    """
+    return small_cifar().replace(
+        recipe="small-cifar-randaugment",
+        views=4,
+        augment="randaugment",
+        randaugment_layers=2,
+    )
+
+
+def small_cifar_finetune() -> TrainConfig:
+    """Fine-tuning on 256 images of five classes of CIFAR-10, at K=4, from --weights.
+
+    The weights are those of a small-cifar run on the other five classes.
+    """
+    return small_cifar().replace(
+        recipe="small-cifar-finetune",
+        train_images=256,
+        views=4,
+        epochs=60,
+    )
+
+
 RECIPES: dict[str, Callable[[], TrainConfig]] = {
     make().run.recipe: make
     for make in (
@@ -337,6 +422,13 @@ RECIPES: dict[str, Callable[[], TrainConfig]] = {
         finetune,
         mini_cifar,
         mini_shapes,
+        small_cifar,
+        small_cifar_wrn_10_1,
+        small_cifar_wrn_10_4,
+        small_cifar_wrn_16_2,
+        small_cifar_resnet18,
+        small_cifar_randaugment,
+        small_cifar_finetune,
     )
 }
 

@@ -37,6 +37,7 @@ from fastaug.runtime.arithmetic import arithmetic_in_force
 from fastaug.runtime.device import environment
 from fastaug.runtime.distributed import Agreement, Group
 from fastaug.runtime.signals import StopSignals, TrainingInterruptedError
+from fastaug.runtime.source_version import source_commit
 from fastaug.runtime.torchrun import torchrun_id
 from fastaug.runtime.trace import trace_range
 from fastaug.runtime.watchdog import Watchdog
@@ -52,6 +53,7 @@ class Trainer:
     ) -> None:
         self.config = config
         group = group or Group()
+        self._commit = source_commit()  # now: the checkout may have changed when the run ends
         check_settings(group, config)
         self.device = group.in_turn(lambda: prepare_device(config.run))
         self.group = group = group.on(self.device)
@@ -366,7 +368,7 @@ class Trainer:
             "parameters": sum(parameter.numel() for parameter in self.learner.model.parameters()),
             "timing": timing,
             "environment": environment(self.device)
-            | {"ranks": str(self.group.ranks), "precision": used},
+            | {"ranks": str(self.group.ranks), "precision": used, "commit": self._commit},
         }
         self.folder.write_summary(summary)
         self.console.summary(self.config, summary, metric_rows)

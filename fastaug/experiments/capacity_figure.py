@@ -26,7 +26,8 @@ from fastaug.experiments.plotting import (
     views_axis,
 )
 from fastaug.experiments.published import same_but_model
-from fastaug.experiments.results import AVERAGES, slug_of
+from fastaug.experiments.results import slug_of
+from fastaug.experiments.run import AVERAGES
 from fastaug.experiments.selection import REGULARIZER, Selected
 from fastaug.kernels.config import Average
 

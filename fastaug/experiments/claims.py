@@ -13,7 +13,7 @@ from itertools import combinations
 from statistics import fmean, stdev
 from typing import Literal
 
-from fastaug.experiments.results import AVERAGES
+from fastaug.experiments.run import AVERAGES
 from fastaug.experiments.selection import Chosen, Selected
 
 Verdict = Literal["seen", "in part", "not seen", "not run"]

@@ -12,7 +12,7 @@ from typing import Any
 from fastaug.config import free_on_resume, setting_owners
 from fastaug.errors import printable
 from fastaug.experiments.report_format import number, short
-from fastaug.experiments.results import Measures, Run
+from fastaug.experiments.run import Measures, Run
 from fastaug.settings import flag
 
 NOT_COMPARED = {"out", "resume", "recipe", "debug"}

@@ -38,7 +38,8 @@ from fastaug.experiments.plotting import (
     style_context,
     views_axis,
 )
-from fastaug.experiments.results import AVERAGES, Setting, slug_of
+from fastaug.experiments.results import slug_of
+from fastaug.experiments.run import AVERAGES, Setting
 from fastaug.experiments.selection import REGULARIZER, Chosen, Selected, missing_objectives
 from fastaug.experiments.toy import toy_figure
 from fastaug.kernels.config import Average

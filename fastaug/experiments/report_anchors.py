@@ -7,7 +7,8 @@ import os
 from collections.abc import Sequence
 
 from fastaug.experiments.comparison import config_text
-from fastaug.experiments.results import Family, Run, Setting, slug_of
+from fastaug.experiments.results import Family, slug_of
+from fastaug.experiments.run import Run, Setting
 
 
 class Anchors:

@@ -33,7 +33,8 @@ from fastaug.experiments.report_format import (
 from fastaug.experiments.report_media import jpeg_url
 from fastaug.experiments.report_paper import paper_data
 from fastaug.experiments.report_plots import Series, overlaid_plots, run_plots
-from fastaug.experiments.results import Results, Run, State
+from fastaug.experiments.results import Results
+from fastaug.experiments.run import Run, State
 from fastaug.experiments.run_files import short_reason
 from fastaug.settings import flag
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from fastaug.experiments.comparison import evaluation_images
 from fastaug.experiments.report_format import number, short
-from fastaug.experiments.results import Run
+from fastaug.experiments.run import Run
 
 Points = list[tuple[float, float]]
 

@@ -11,7 +11,8 @@ from typing import Annotated, Literal
 from tyro.conf import arg
 
 from fastaug.errors import DataError
-from fastaug.experiments.results import Family, Results, Run, Setting
+from fastaug.experiments.results import Family, Results
+from fastaug.experiments.run import Run, Setting, setting_of
 from fastaug.kernels.config import Average
 
 Images = Literal["validation", "test"]
@@ -109,11 +110,14 @@ def missing_objectives(found: Container[tuple[str, bool]], averages: Sequence[st
     return words
 
 
-def select_families(results: Results, asked: SelectOn = "auto") -> list[Selected]:
+def select_families(
+    results: Results, asked: SelectOn = "auto", *, with_epochs: bool = False
+) -> list[Selected]:
     selected = []
     for family in results.families:
         on = resolve_select_on(family.runs, asked)
-        selected.append(Selected(family, on, select(family.runs, on)))
+        chosen = select(family.runs, on, with_epochs=with_epochs)
+        selected.append(Selected(family, on, chosen))
     return selected
 
 
@@ -128,14 +132,17 @@ def resolve_select_on(runs: Sequence[Run], asked: SelectOn) -> Images:
     return "test" if asked == "test" or without else "validation"
 
 
-def select(runs: Iterable[Run], on: Images) -> dict[Setting, Chosen]:
-    """The best candidate of each setting, by mean top-1 over the seeds that all candidates have."""
+def select(runs: Iterable[Run], on: Images, *, with_epochs: bool = False) -> dict[Setting, Chosen]:
+    """The best candidate of each setting, by mean top-1 over the seeds that all candidates have.
+
+    with_epochs: numbers of epochs are settings, not candidates: only the learning rate is chosen.
+    """
     by_setting: defaultdict[Setting, defaultdict[tuple[float, int], dict[int, Run]]]
     by_setting = defaultdict(lambda: defaultdict(dict))
     for run in runs:
-        by_setting[run.setting][run.config.optim.lr, run.config.optim.epochs][
-            run.config.run.seed
-        ] = run
+        setting = setting_of(run.config, with_epochs=with_epochs)
+        point = run.config.optim.lr, run.config.optim.epochs
+        by_setting[setting][point][run.config.run.seed] = run
     return {setting: _best(setting, found, on) for setting, found in sorted(by_setting.items())}
 
 

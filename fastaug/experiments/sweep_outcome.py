@@ -41,7 +41,8 @@ def select_runs(plan: Plan, names: Iterable[str]) -> list[Selected]:
     """The chosen runs of each setting, from the runs with these names."""
     folders = [plan.run_folder(name) for name in names]
     found = find_results([folder for folder in folders if folder.is_dir()])
-    return select_families(found, plan.sweep.select_on)
+    with_epochs = plan.sweep.base.compares_epochs
+    return select_families(found, plan.sweep.select_on, with_epochs=with_epochs)
 
 
 def show_outcome(plan: Plan, selected: Sequence[Selected], failed: Iterable[str]) -> None:
@@ -55,7 +56,7 @@ def show_outcome(plan: Plan, selected: Sequence[Selected], failed: Iterable[str]
             justify = "left" if column == "average" else "right"
             table.add_column(column, justify=justify, no_wrap=True)  # type: ignore[arg-type]
         for chosen in one.chosen.values():
-            views, average, kl_weight, augmented = chosen.setting
+            views, average, kl_weight, augmented, _ = chosen.setting
             objective = (average, f"{kl_weight:g}") if views > 1 else ("", "")
             table.add_row(
                 *(str(views), *objective) if augmented else ("no DA", "", ""),

@@ -9,7 +9,7 @@ from statistics import fmean, stdev
 
 from fastaug.errors import printable
 from fastaug.experiments.published import Cell, Published, Row, departures, published
-from fastaug.experiments.results import AVERAGES
+from fastaug.experiments.run import AVERAGES
 from fastaug.experiments.selection import REGULARIZER, Chosen, Selected, missing_objectives
 
 TABLES = ("results", "appendix", "chosen")

@@ -21,6 +21,7 @@ from fastaug.models.wrn import WideResNet
 from fastaug.runtime.device import physical_memory
 
 WRN_NAME = re.compile(r"wrn-(\d{1,4})-(\d{1,4})")
+RESNET18_NAME = re.compile(r"resnet18(?:-([1-9]\d{0,3}))?")
 SUGGESTIONS = ("wrn-16-4", "wrn-16-8", "wrn-16-16", "wrn-22-4", "wrn-28-4", *TIMM_NAMES, "resnet18")
 
 
@@ -35,7 +36,8 @@ def build_model(
 ) -> nn.Module:
     """An untrained network: images [N, 3, H, W] -> logits [N, C], fp32 under autocast too.
 
-    name: wrn-DEPTH-WIDTH, nf_resnet26, nf_resnet50, nf_resnet101, nfnet_f0, resnet18, or timm/NAME.
+    name: wrn-DEPTH-WIDTH, nf_resnet26, nf_resnet50, nf_resnet101, nfnet_f0, resnet18,
+    resnet18-CHANNELS (of the first stage, 64 by default), or timm/NAME.
     dropout: rate before the last layer; not in wrn and resnet18.
     stochastic_depth: rate of the deepest block, from 0 in the first; not in wrn and resnet18.
     image_size: used only by timm models that are built for one size, such as ViT.
@@ -52,16 +54,16 @@ def build_model(
             raise ConfigError(f"{setting} must be at least 0 and below 1, got {rate!r}")
 
     name = name.lower()
-    wrn = WRN_NAME.fullmatch(name)
-    if wrn or name == "resnet18":
+    wrn, resnet18 = WRN_NAME.fullmatch(name), RESNET18_NAME.fullmatch(name)
+    if wrn or resnet18:
         for setting, rate in rates.items():
             if rate:
                 raise ConfigError(f"{name} has no {setting}, got {rate}; set it to 0")
     model: nn.Module
     if wrn:
         model = WideResNet(int(wrn[1]), int(wrn[2]), num_classes)
-    elif name == "resnet18":
-        model = ResNet18(num_classes)
+    elif resnet18:
+        model = ResNet18(num_classes, int(resnet18[1] or 64))
     elif name in TIMM_NAMES:
         model = build_nf(name, num_classes, dropout=dropout, stochastic_depth=stochastic_depth)
     elif name.startswith("timm/"):

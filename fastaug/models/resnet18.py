@@ -31,24 +31,21 @@ class BasicBlock(nn.Module):
 
 
 class ResNet18(nn.Module):
-    """images [N, 3, H, W] -> logits [N, C] fp32."""
+    """images [N, 3, H, W] -> logits [N, C] fp32. width: channels of the first stage."""
 
-    def __init__(self, num_classes: int) -> None:
+    def __init__(self, num_classes: int, width: int = 64) -> None:
         super().__init__()
-        self.stem = nn.Conv2d(3, 64, 3, padding=1, bias=False)
-        self.stem_norm = nn.BatchNorm2d(64)
-        self.blocks = nn.Sequential(
-            BasicBlock(64, 64, stride=1),
-            BasicBlock(64, 64, stride=1),
-            BasicBlock(64, 128, stride=2),
-            BasicBlock(128, 128, stride=1),
-            BasicBlock(128, 256, stride=2),
-            BasicBlock(256, 256, stride=1),
-            BasicBlock(256, 512, stride=2),
-            BasicBlock(512, 512, stride=1),
-        )
+        self.stem = nn.Conv2d(3, width, 3, padding=1, bias=False)
+        self.stem_norm = nn.BatchNorm2d(width)
+        blocks = []
+        in_channels = width
+        for channels, stride in ((width, 1), (2 * width, 2), (4 * width, 2), (8 * width, 2)):
+            blocks.append(BasicBlock(in_channels, channels, stride))
+            blocks.append(BasicBlock(channels, channels, stride=1))
+            in_channels = channels
+        self.blocks = nn.Sequential(*blocks)
         self.blocks_per_stage = 2
-        self.head = Fp32Linear(512, num_classes)
+        self.head = Fp32Linear(in_channels, num_classes)
         self._initialize()
 
     def _initialize(self) -> None:

@@ -13,7 +13,8 @@ from fastaug import report
 from fastaug.config import TrainConfig
 from fastaug.errors import DataError
 from fastaug.experiments.claims import Claim, check_claims, difference, paper_sweeps
-from fastaug.experiments.results import Setting, find_results, setting_of
+from fastaug.experiments.results import find_results
+from fastaug.experiments.run import Setting, setting_of
 from fastaug.experiments.selection import Chosen, Selected, select
 
 BASE = TrainConfig.from_flat(data="/data/set", model="wrn-16-4", views=4, batch_size=64)
