@@ -12,9 +12,11 @@ from fastaug import cli
 from fastaug.errors import ConfigError, DataError, printable
 from fastaug.experiments.claims import paper_sweeps
 from fastaug.experiments.comparison import compare
+from fastaug.experiments.record import write_record
 from fastaug.experiments.report_console import show_claims, show_comparison
+from fastaug.experiments.report_format import counted
 from fastaug.experiments.report_page import write_page
-from fastaug.experiments.results import find_results
+from fastaug.experiments.results import Results, find_results
 from fastaug.experiments.selection import RunsFlag, SelectOnFlag, select_families
 from fastaug.runtime.atomic import atomic_write
 from fastaug.settings import Settings
@@ -29,6 +31,10 @@ class ReportConfig(Settings):
     out: str = ""
     """File to write; default: report.html in the first of RUNS."""
     select_on: SelectOnFlag = "auto"
+    record: str = ""
+    """Folder to also write the finished runs to, as small files that can be committed: settings and
+    measures (runs.csv), training curves (curves.csv). fastaug.report, fastaug.figures and
+    fastaug.sweep --reuse read it like the runs themselves."""
     debug: bool = False
     """Show the traceback of an error."""
 
@@ -58,12 +64,26 @@ def main(args: Sequence[str]) -> int:
             temporary.write_bytes(content)
     except OSError as error:
         raise ConfigError(f"--out {out}: cannot be written ({error.strerror or error})") from error
+    recorded = _write_record(config.record, results)
     show_comparison(comparison, skipped)
     show_claims(sweeps)
     kilobytes = len(content) / 1000
     size = f"{kilobytes:.0f} kB" if kilobytes < 1000 else f"{kilobytes / 1000:.1f} MB"
     print(printable(f"curves and all settings: {out} ({size})"))
+    if config.record:
+        print(printable(f"record of {counted(recorded, 'finished run')}: {config.record}"))
     return 0
+
+
+def _write_record(folder: str, results: Results) -> int:
+    """Write the record of --record, if it is given; returns its number of runs."""
+    if not folder:
+        return 0
+    try:
+        return write_record(Path(folder).expanduser(), results.runs)
+    except OSError as error:
+        reason = error.strerror or error
+        raise ConfigError(f"--record {folder}: cannot be written ({reason})") from error
 
 
 if __name__ == "__main__":

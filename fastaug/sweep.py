@@ -10,9 +10,11 @@ from fastaug import cli
 from fastaug.config import TrainConfig, setting_owners
 from fastaug.errors import ConfigError
 from fastaug.experiments.grids import EXPERIMENTS
+from fastaug.experiments.report_format import counted
 from fastaug.experiments.sweep_config import SweepConfig, split_flags
 from fastaug.experiments.sweep_outcome import check_folders, select_runs, show_outcome
 from fastaug.experiments.sweep_plan import Configs, Plan, make_plan, show_plan
+from fastaug.experiments.sweep_reuse import read_earlier, reuse_runs
 from fastaug.experiments.sweep_study import open_storage, without_password
 from fastaug.experiments.sweep_worker import run_stage
 from fastaug.recipes import get_recipe
@@ -75,8 +77,12 @@ def run_sweep(plan: Plan, interrupt: StopSignals) -> int:
     storage = open_storage(url, plan.sweep.heartbeat)
     print(f"storage {without_password(url)}", flush=True)
 
+    earlier = read_earlier(plan.sweep.reuse)
+
     def stage(title: str, configs: Configs) -> frozenset[str]:
         check_folders(plan, configs)
+        if reused := reuse_runs(plan, configs, earlier):
+            print(f"{title}: {counted(reused, 'run')} of {len(configs):,} taken from --reuse")
         return run_stage(plan, title, configs, storage, interrupt)
 
     names = [*plan.tuning]

@@ -6,7 +6,6 @@ import csv
 import datetime
 import io
 import platform
-import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +17,7 @@ from rich.table import Table as RichTable
 
 import fastaug
 from fastaug.errors import ConfigError
+from fastaug.runtime.source_version import source_commit
 
 MACHINE = ("date", "commit", "cpu", "threads", "gpu", "python", "torch", "fastaug")
 """The first columns of every benchmark. A run is the rows with one date."""
@@ -27,7 +27,7 @@ def describe_machine(device: torch.device) -> dict[str, Any]:
     """The values of MACHINE for a run that starts now; gpu is empty if the device is a CPU."""
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
-        "commit": commit(Path(__file__).parent),
+        "commit": source_commit() or "unknown",
         "cpu": cpu_name(),
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else "",
@@ -41,16 +41,6 @@ def machine_name(row: Mapping[str, Any]) -> str:
     """The machine of a row in a few words."""
     threads = f"{row['threads']} thread" + "s" * (str(row["threads"]) != "1")
     return row["gpu"] or f"{row['cpu']}, {threads}"
-
-
-def commit(folder: Path) -> str:
-    """git describe of the sources, or "unknown"."""
-    command = ["git", "-C", str(folder), "describe", "--always", "--dirty"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return done.stdout.strip()
 
 
 def cpu_name() -> str:

@@ -60,6 +60,9 @@ class SweepConfig(Settings):
     """Name of the sweep in the storage; default: the experiment's."""
     out: str = ""
     """Folder of the sweep; default: sweeps/EXPERIMENT."""
+    reuse: tuple[str, ...] = ()
+    """Folders with earlier runs, or records of them (fastaug.report --record): a run of this sweep
+    that is among them, with all settings equal, is not trained again."""
     jobs: int = setting(0, at_least=0)
     """Concurrent runs on this machine, each with its share of the GPUs or cores; 0: number of GPUs
     / --ranks, or without a GPU the number of cores / --ranks, at most 8."""

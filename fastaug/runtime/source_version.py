@@ -7,13 +7,13 @@ from pathlib import Path
 
 import fastaug
 
+ROOT = Path(fastaug.__file__).parents[1]
 _SECONDS = 10
 
 
-def source_commit() -> str:
+def source_commit(root: Path = ROOT) -> str:
     """The commit of the checkout that fastaug is imported from, with "-dirty" if files of it differ
     from the commit; empty if it is installed, or git is not."""
-    root = Path(fastaug.__file__).parents[1]
     if not (root / ".git").exists():
         return ""
     command = ["git", "-C", str(root), "describe", "--always", "--exclude=*", "--abbrev=12"]

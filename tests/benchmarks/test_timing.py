@@ -54,10 +54,6 @@ def test_a_file_with_other_columns_is_not_changed(tmp_path: Path) -> None:
     assert path.read_text() == "a,c\n1,2\n"
 
 
-def test_the_commit_is_unknown_outside_git(tmp_path: Path) -> None:
-    assert results.commit(tmp_path) == "unknown"
-
-
 # --- rounds ---
 
 

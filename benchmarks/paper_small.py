@@ -1,0 +1,116 @@
+"""The paper's claims in small: all sweeps of docs/paper.md on CIFAR-10 at 16 px.
+
+    python benchmarks/paper_small.py --data cifar10-16.npz [--out runs/paper-small]
+
+About ten hours on two idle cores, in any number of sittings: the same command continues, and what
+the committed record already has (benchmarks/results/paper-small) is not trained again. After each
+sweep the record is written, with one row for each run. `python benchmarks/tables.py` makes the
+tables and figures of the docs from it.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fastaug import cli
+from fastaug.errors import ConfigError, few
+from fastaug.experiments.grids import EXPERIMENTS
+from fastaug.experiments.run_files import read_summary
+from fastaug.settings import Settings
+
+RECORD = Path(__file__).parent / "results" / "paper-small"
+SWEEPS = tuple(name for name in EXPERIMENTS if name.startswith("small-"))
+"""In the order in which they run: the first ones decide most."""
+FINE_TUNING = "small-finetune"
+_SOURCE_EPOCHS = 60
+
+
+@dataclass(frozen=True)
+class Options(Settings):
+    """Run the sweeps of docs/paper.md, or continue them, and write their record."""
+
+    data: str = ""
+    """CIFAR-10 at 16 px: an .npz with train_images, train_labels, test_images, test_labels and
+    classes."""
+    out: str = "runs/paper-small"
+    """Folder of the sweeps."""
+    record: str = str(RECORD)
+    """Folder of the record: read before each sweep, written after it."""
+    only: tuple[str, ...] = ()
+    """Sweeps to run; default: all, in their order."""
+    sweep_args: tuple[str, ...] = ()
+    """More arguments for fastaug.sweep, after --sweep-args=; such as --sweep-args=--jobs=1."""
+    debug: bool = False
+    """Show the traceback of an error."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if unknown := [name for name in self.only if name not in SWEEPS]:
+            raise ConfigError(f"--only {unknown[0]}: no such sweep; allowed: {few(SWEEPS, 20)}")
+
+
+def main(args: Sequence[str]) -> int:
+    options = cli.parse(Options, args, prog="python benchmarks/paper_small.py")
+    data = Path(options.data).expanduser().absolute()
+    if not options.data or not data.is_file():
+        raise ConfigError(f"--data {options.data or 'is not given'}: give CIFAR-10 at 16 px, .npz")
+    out = Path(options.out).expanduser()
+    out.mkdir(parents=True, exist_ok=True)
+    failed = 0
+    for name in options.only or SWEEPS:
+        flags = _fine_tuning_flags(data, out / "fine-tuning") if name == FINE_TUNING else []
+        flags = flags or ["--data", str(data)]
+        sweep = ["fastaug.sweep", name, "--dali", *flags, "--out", str(out / name)]
+        earlier = [str(out), *([options.record] if Path(options.record).is_dir() else [])]
+        code = _run([*sweep, "--reuse", *earlier, *options.sweep_args])
+        if code not in (0, 1):  # 1: some runs have failed, the others count
+            return code
+        failed |= code
+        page = ["fastaug.report", *earlier, "--out", str(out / "report.html")]
+        failed |= _run([*page, "--record", options.record])
+    return failed
+
+
+def _run(module: Sequence[str]) -> int:
+    return subprocess.run([sys.executable, "-m", *module], check=False).returncode
+
+
+def _fine_tuning_flags(data: Path, folder: Path) -> list[str]:
+    """The flags of the fine-tuning sweep: five classes, and weights from the other five."""
+    folder.mkdir(parents=True, exist_ok=True)
+    source, target = folder / "source.npz", folder / "target.npz"
+    if not target.exists():
+        write_half(data, source, first=True)
+        write_half(data, target, first=False)
+    run = folder / "source"
+    if not read_summary(run).get("finished"):
+        recipe = ["--recipe", "small-cifar", "--views", "1", "--train-images", "0"]
+        length = ["--epochs", str(_SOURCE_EPOCHS), "--resume", "auto", "--out", str(run)]
+        train = ["fastaug.train", "--dali", *recipe, "--data", str(source), *length]
+        if code := _run(train):
+            raise ConfigError(f"{run}: the training of the weights ended with exit code {code}")
+    return ["--data", str(target), "--weights", str(run / "best.safetensors")]
+
+
+def write_half(data: Path, out: Path, *, first: bool) -> None:
+    """Write the images of the first or the last half of the classes, with labels from 0."""
+    with np.load(data) as arrays:
+        half = len(arrays["classes"]) // 2
+        kept = slice(0, half) if first else slice(half, 2 * half)
+        written = {"classes": arrays["classes"][kept]}
+        for split in ("train", "test"):
+            labels = arrays[f"{split}_labels"]
+            chosen = (labels >= kept.start) & (labels < kept.stop)
+            written[f"{split}_images"] = arrays[f"{split}_images"][chosen]
+            written[f"{split}_labels"] = labels[chosen] - kept.start
+    np.savez_compressed(out, **written)
+
+
+if __name__ == "__main__":
+    sys.exit(cli.run(main))
