@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from fastaug.experiments.capacity_figure import capacity
+from fastaug.experiments.compute_figure import compute
 from fastaug.experiments.plotting import (
     BLACK,
     CENTRAL,
@@ -335,6 +336,7 @@ _OF_ONE_FAMILY: dict[str, Callable[[Selected], Drawn]] = {
     "kl-weight": kl_weight,
     "test-views": views_at_test,
     "extended": partial(versus_views, _EXTENDED),
+    "compute": compute,
 }
 _OF_ALL_FAMILIES: dict[str, Callable[[Sequence[Selected]], list[Drawn]]] = {
     "randaugment": randaugment,

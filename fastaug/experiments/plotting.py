@@ -47,7 +47,7 @@ _RC: Any = {
 
 
 class LineStyle(NamedTuple):
-    """Style of an objective: label, color and marker."""
+    """Style of a curve: label, color and marker."""
 
     label: str
     color: str
@@ -157,8 +157,13 @@ def objective_curves(
 
 
 def draw_curve(ax: Axes, found: Curve, average: str, *, regularized: bool) -> None:
+    """The curve of an objective."""
+    gid = f"{average} {REGULARIZER[regularized]}"
+    draw_line(ax, found, STYLES[average], gid, regularized=regularized)
+
+
+def draw_line(ax: Axes, found: Curve, style: LineStyle, gid: str, *, regularized: bool) -> None:
     """Solid and filled with the regularizer, dashed and hollow without it."""
-    style = STYLES[average]
     (line,) = ax.plot(
         found.x,
         found.mean,
@@ -166,7 +171,7 @@ def draw_curve(ax: Axes, found: Curve, average: str, *, regularized: bool) -> No
         marker=style.marker,
         linestyle="-" if regularized else "--",
         markerfacecolor=style.color if regularized else "white",
-        gid=f"{average} {REGULARIZER[regularized]}",
+        gid=gid,
     )
     _draw_spread(ax, found, style.color, line.get_zorder())
 
@@ -196,14 +201,14 @@ def views_axis(ax: Axes, views: Sequence[int], label: str) -> None:
 
 
 def objective_handles(averages: Iterable[str]) -> list[Line2D]:
+    found = set(averages)
+    return style_handles(style for average, style in STYLES.items() if average in found)
+
+
+def style_handles(styles: Iterable[LineStyle]) -> list[Line2D]:
     from matplotlib.lines import Line2D
 
-    found = set(averages)
-    return [
-        Line2D([], [], color=style.color, marker=style.marker, label=style.label)
-        for average, style in STYLES.items()
-        if average in found
-    ]
+    return [Line2D([], [], color=s.color, marker=s.marker, label=s.label) for s in styles]
 
 
 def regularizer_handles(
@@ -228,16 +233,16 @@ def mark_handle(marker: str, label: str) -> Line2D:
     return Line2D([], [], color=BLACK, marker=marker, ls="", ms=size, mew=1.5, label=label)
 
 
-def selection_caption(*selected: Selected) -> str:
+def selection_caption(*selected: Selected, chosen: str = "learning rate and epochs") -> str:
     """Part of a caption: number of seeds, and how learning rates and epochs were chosen."""
-    counts = [len(chosen.runs) for one in selected for chosen in one.chosen.values()] or [0]
+    counts = [len(own.runs) for one in selected for own in one.chosen.values()] or [0]
     low, high = min(counts), max(counts)
     seeds = f"{low} seed{'s' * (low != 1)}" if low == high else f"{low} to {high} seeds"
     bars = ", with bars from the smallest to the largest value" if high > 1 else ""
     images = {"held-out" if one.on == "validation" else "test" for one in selected}
     return (
         f"{'Means over' if high > 1 else 'From'} {seeds}{bars}; "
-        "each point has the learning rate and epochs with the best top-1 accuracy on the "
+        f"each point has the {chosen} with the best top-1 accuracy on the "
         f"{' or '.join(sorted(images))} images."
     )
 
