@@ -1,25 +1,22 @@
 """The paper's five claims, checked with the runs of a family: seen, in part, not seen, or not run.
 
-A difference counts if it is more than two standard errors from 0. Runs are compared seed by seed:
-runs with the same seed have the same initial weights and the same order of images and views.
+A difference counts if the 95% confidence interval of its mean does not contain 0 (difference.py).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import combinations
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Literal
 
+from fastaug.experiments.difference import Difference, difference
 from fastaug.experiments.run import AVERAGES
 from fastaug.experiments.selection import Chosen, Selected
 
 Verdict = Literal["seen", "in part", "not seen", "not run"]
 
-ERRORS = 2.0
-"""Number of standard errors by which a difference must exceed 0 to count."""
 AROUND_ONE = (0.5, 2.0)
 """Weights of the regularizer that count as around 1."""
 MIN_SETTINGS = 4
@@ -34,57 +31,6 @@ class Claim:
     verdict: Verdict
     evidence: tuple[str, ...]
     """Lines with differences and their spread over the seeds, or with the runs that are missing."""
-
-
-@dataclass(frozen=True)
-class Difference:
-    """Difference of a measure between two settings, over the seeds that both have."""
-
-    mean: float
-    error: float
-    """Standard error of the mean; 0 with one seed."""
-    low: float
-    high: float
-    seeds: int
-
-    @property
-    def is_clear(self) -> bool:
-        return abs(self.mean) > ERRORS * self.error
-
-    @property
-    def is_gain(self) -> bool:
-        return self.mean > 0 and self.is_clear
-
-    @property
-    def is_loss(self) -> bool:
-        return self.mean < 0 and self.is_clear
-
-    def points(self) -> str:
-        """The difference in percentage points."""
-        return self._format(100, ".1f", "points")
-
-    def nats(self) -> str:
-        return self._format(1, ".3f", "nats")
-
-    def _format(self, scale: float, spec: str, unit: str) -> str:
-        values = (scale * value for value in (self.mean, self.low, self.high))
-        mean, low, high = (f"{value:+{spec}}" for value in values)
-        if self.seeds == 1:
-            return f"{mean} {unit} (one seed)"
-        return f"{mean} ± {scale * self.error:{spec}} {unit} [{low}, {high}]"
-
-
-def difference(
-    minuend: Chosen, subtrahend: Chosen, measure: str, other_measure: str = ""
-) -> Difference | None:
-    """minuend - subtrahend by seed; None if they share no seed with the measure."""
-    left = _by_seed(minuend, measure)
-    right = _by_seed(subtrahend, other_measure or measure)
-    found = [left[seed] - right[seed] for seed in sorted(left.keys() & right.keys())]
-    if not found:
-        return None
-    error = stdev(found) / math.sqrt(len(found)) if len(found) > 1 else 0.0
-    return Difference(fmean(found), error, min(found), max(found), len(found))
 
 
 def check_claims(selected: Selected) -> list[Claim]:
@@ -258,10 +204,6 @@ def _not_run(text: str, needed: str) -> Claim:
 def _missing(count: int) -> list[str]:
     """A line if fewer than three objectives can be compared."""
     return [f"{count} of 3 objectives were run"] if count < len(AVERAGES) else []
-
-
-def _by_seed(chosen: Chosen, measure: str) -> dict[int, float]:
-    return {r.config.run.seed: r.measures[measure] for r in chosen.runs if measure in r.measures}
 
 
 def _range(chosen: Iterable[Chosen]) -> float:

@@ -193,7 +193,7 @@ def _run(
         raise ValueError(f"{name!r} cannot be the name of a run")
     own = {*settings, *_SUMMARY, *_TIMING, *_ENVIRONMENT, "run", "sweeps", "recipe"}
     measures: dict[str, Measures] = {"": {}, _VALIDATION: {}}
-    for key in row.keys() - own:
+    for key in (key for key in row if key not in own):
         prefix = _VALIDATION if key.startswith(_VALIDATION) else ""
         if row[key]:
             measures[prefix][key.removeprefix(prefix)] = _number(key, row[key])

@@ -191,7 +191,7 @@ def _title(config: TrainConfig) -> str:
 def _differing(keys: Sequence[tuple], own: tuple) -> str:
     """The settings in which a family differs from others of the same title."""
     parts = [
-        f"sweep {value}" if name == "sweep" else f"{flag(name)} {value}"
+        f"{flag(name)} {value}" if name != "sweep" else f"sweep {value}" if value else "in no sweep"
         for place, (name, value) in enumerate(own)
         if len({key[place] for key in keys}) > 1
     ]

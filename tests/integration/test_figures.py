@@ -236,9 +236,45 @@ def test_randaugment_has_a_row_for_each_network(runs: RunWriter) -> None:
     assert drawn.name == "randaugment-cifar"
 
 
+def test_compute_has_a_point_for_each_budget(tmp_path: Path) -> None:
+    runs = RunWriter(tmp_path / "runs", BASE)
+    # (K, weight, epochs, lr, held-out, test); a run has 100 steps of 64 views.
+    for views, weight, epochs, lr, held_out, top1 in (
+        (1, 0.0, 8, 0.1, 0.50, 0.60),
+        (1, 0.0, 8, 0.2, 0.49, 0.99),  # better on the test images, and not chosen
+        (1, 0.0, 16, 0.1, 0.51, 0.61),
+        (4, 0.0, 2, 0.1, 0.50, 0.57),
+        (4, 1.0, 2, 0.1, 0.50, 0.58),
+        (4, 1.0, 4, 0.1, 0.50, 0.66),
+        (4, 5.0, 4, 0.1, 0.50, 0.10),  # neither without nor with the regularizer's weight
+    ):
+        folder = runs.add(
+            top1, held_out=held_out, views=views, kl_weight=weight, epochs=epochs, lr=lr
+        )
+        summary = json.loads((folder / "summary.json").read_text())
+        summary["step"] = 100 * epochs * views
+        (folder / "summary.json").write_text(json.dumps(summary))
+    drawn = draw_one(runs, "compute")
+    central, tta = axes(drawn)
+    short, long = 100 * 8 * 64, 100 * 16 * 64
+    assert lines(central) == {
+        f"K=1 {WITHOUT}": ([short, long], pytest.approx([60, 61])),
+        f"K=4 {WITHOUT}": ([short], pytest.approx([57])),
+        f"K=4 {WITH}": ([short, long], pytest.approx([58, 66])),
+    }
+    assert lines(tta)[f"K=4 {WITH}"][1] == pytest.approx([60, 68])
+    assert [tick.get_text() for tick in central.get_xticklabels()] == ["51k", "102k"]
+    assert "each point has the learning rate with the best" in drawn.caption
+
+
 @pytest.mark.parametrize(
     ("kind", "named"),
-    [("kl-weight", "3 KL weights"), ("capacity", "wrn-D-W"), ("randaugment", "--augment")],
+    [
+        ("kl-weight", "3 KL weights"),
+        ("capacity", "wrn-D-W"),
+        ("compute", "several numbers of epochs"),
+        ("randaugment", "--augment"),
+    ],
 )
 def test_a_figure_without_its_runs_names_them(
     grid: Callable[[str], Drawn], kind: str, named: str

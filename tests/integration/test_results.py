@@ -12,7 +12,8 @@ from run_folders import RunWriter, metrics_lines, training_in, write_unfinished
 from fastaug import report
 from fastaug.config import TrainConfig
 from fastaug.errors import DataError
-from fastaug.experiments.claims import Claim, check_claims, difference, paper_sweeps
+from fastaug.experiments.claims import Claim, check_claims, paper_sweeps
+from fastaug.experiments.difference import difference
 from fastaug.experiments.results import find_results
 from fastaug.experiments.run import Setting, setting_of
 from fastaug.experiments.selection import Chosen, Selected, select
@@ -64,6 +65,18 @@ def test_runs_that_differ_in_anything_else_are_not(runs: RunWriter, change: dict
     assert len(families) == len(titles) == len({family.slug for family in families}) == 2
     if "batch_size" in change:
         assert titles == {f"wrn-16-4 on set, --batch-size {size}" for size in (64, 128)}
+
+
+def test_sweeps_are_families_of_their_own(runs: RunWriter) -> None:
+    for name in ("one", "two"):
+        sweep = runs.root / name
+        (sweep / "runs").mkdir(parents=True)
+        (sweep / "sweep.db").touch()
+        runs.add(0.5).rename(sweep / "runs" / "run")
+    runs.add(0.5)
+    families = find_results([runs.root]).families
+    kept_apart = ("in no sweep", "sweep one", "sweep two")
+    assert [f.title for f in families] == [f"wrn-16-4 on set, {which}" for which in kept_apart]
 
 
 @pytest.mark.parametrize(
@@ -305,6 +318,8 @@ def test_a_difference_is_between_the_same_seeds(runs: RunWriter) -> None:
     assert (gap.mean, gap.low, gap.high, gap.seeds) == pytest.approx((0.05, 0.0, 0.1, 2))
     # The deviation of 0.1 and 0 is 0.0707, over the root of two.
     assert gap.error == pytest.approx(0.05)
+    # The 97.5% quantile of Student's t with one degree of freedom is 12.706.
+    assert gap.margin == pytest.approx(0.6353)
     assert not gap.is_clear
     assert difference(losses, logits, "absent") is None
 

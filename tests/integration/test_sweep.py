@@ -16,7 +16,7 @@ from expect import raises
 from optuna.trial import TrialState
 from tiny_sweep import TINY, trials_of, write_colors
 
-from fastaug import sweep
+from fastaug import report, sweep
 from fastaug.config import TrainConfig
 from fastaug.errors import ConfigError, FastaugError
 from fastaug.experiments import sweep_worker as worker
@@ -284,6 +284,70 @@ def test_runs_of_another_machine_are_fetched_from_the_storage(
     assert fake.main(f"{there} --out={tmp_path / 'elsewhere'}") == 0
     assert sum(fake.runs.values()) == 2
     assert len(list((tmp_path / "elsewhere/runs").glob("*/summary.json"))) == 2
+
+
+def test_where_epochs_are_compared_none_is_chosen(fake: FakeSweep) -> None:
+    best = {1: 0.1, 2: 0.2}  # epochs -> lr
+    fake.top1 = lambda config: 0.8 if config.optim.lr == best[config.optim.epochs] else 0.6
+    sweep.main(
+        [
+            "small-compute",
+            *fake.flags("--train-images 0 --views 1 --lr 0.1 0.2 --epochs 1 2 --seeds 3")[1:],
+        ]
+    )
+    # Two lengths of two rates with the two seeds of the experiment, and the best with one more.
+    assert len(fake.runs) == 2 * 2 * 2 + 2
+    assert {s["epochs"]: (s["lr"], len(s["runs"])) for s in fake.settings()} == {
+        1: (0.1, 3),
+        2: (0.2, 3),
+    }
+
+
+# --- earlier runs ---
+
+
+def test_earlier_runs_are_reused(
+    fake: FakeSweep, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    assert fake.main("--lr 0.1 0.2") == 0
+    first = fake.out
+    record = tmp_path / "record"
+    assert (
+        report.main([str(first), "--out", str(tmp_path / "p.html"), "--record", str(record)]) == 0
+    )
+    for number, source in enumerate((first, record)):
+        fake.runs.clear()
+        out = tmp_path / f"again-{number}"
+        assert fake.main(f"--lr 0.2 0.3 --out={out} --reuse {source}") == 0
+        assert sum(fake.runs.values()) == 1, "only lr 0.3 is new"
+        assert "1 run of 2 taken from --reuse" in capsys.readouterr().out
+        (summary,) = out.glob("runs/*lr0.2*/summary.json")
+        assert json.loads(summary.read_text())["measures"]["top1"] == 0.25
+
+
+@pytest.mark.parametrize("changed", ["--model wrn-16-1", "--tta 4", "--validation 0.3"])
+def test_runs_of_other_settings_or_measures_are_not_reused(
+    fake: FakeSweep, tmp_path: Path, changed: str
+) -> None:
+    assert fake.main() == 0
+    fake.runs.clear()
+    assert fake.main(f"{changed} --out={tmp_path / 'other'} --reuse {fake.out}") == 0
+    assert sum(fake.runs.values()) == 1
+
+
+def test_a_begun_run_is_continued_rather_than_reused(fake: FakeSweep, tmp_path: Path) -> None:
+    assert fake.main() == 0
+    earlier = shutil.copytree(fake.out, tmp_path / "earlier")
+    (summary,) = fake.out.glob("runs/*/summary.json")
+    summary.unlink()
+    (fake.out / "sweep.db").unlink()
+    assert fake.main(f"--reuse {earlier}") == 0
+    assert set(fake.runs.values()) == {2}
+
+
+def test_a_folder_to_reuse_must_exist(fake: FakeSweep, tmp_path: Path) -> None:
+    with pytest.raises(FastaugError, match="no such folder"):
+        fake.main(f"--reuse {tmp_path / 'none'}")
 
 
 # --- what goes wrong ---
