@@ -7,6 +7,9 @@ A table is between `<!-- table NAME DATE -->` and `<!-- end -->`, and is not edi
 its run: a later run changes no table until it is written. The tables of images in memory show runs
 of --data cifar-like with --out benchmarks/results/cifar, one for each --batch-size. The plots are
 copied because the pages in docs/ can only show files below docs/.
+
+The tables and figures whose names begin with "paper-" are made from the record of the paper's
+sweeps, benchmarks/results/paper-small, and have its digest in place of the date.
 """
 
 from __future__ import annotations
@@ -20,7 +23,8 @@ from pathlib import Path
 
 import kernels
 import predict
-from parts import results, throughput_rows, throughput_tables
+from parts import paper_record, results, throughput_rows, throughput_tables
+from PIL import Image
 
 from fastaug import cli
 from fastaug.errors import ConfigError
@@ -28,8 +32,9 @@ from fastaug.errors import ConfigError
 ROOT = Path(__file__).parents[1]
 FILES = (
     *("README.md", "docs/performance.md", "docs/guide/kernels.md", "docs/guide/speed.md"),
-    "docs/design/gpu-prediction.md",
+    *("docs/design/gpu-prediction.md", "docs/paper.md", "docs/design/paper-small.md"),
 )
+RECORD = ROOT / "benchmarks/results/paper-small"
 PLOTS = ("kernels.png", "predict.png", "throughput.png", "view-cost.png")
 BLOCK = re.compile(r"<!-- table (\S+)(?: (\S+))? -->\n.*?<!-- end -->", re.DOTALL)
 
@@ -64,6 +69,7 @@ def main(args: Sequence[str]) -> int:
             stale.append(f"docs/images/{name}")
             if not options.check:
                 copy.write_bytes(drawn)
+    stale += paper_figures(write=not options.check)
     verb = "not up to date" if options.check else "written"
     print(f"{verb}: {', '.join(stale)}" if stale else "all tables and plots are up to date")
     return 1 if options.check and stale else 0
@@ -74,14 +80,40 @@ def update(text: str, *, latest: bool) -> str:
 
     def replacement(block: re.Match[str]) -> str:
         name, date = block.groups()
+        if name in paper_record.TABLES:
+            record = paper_record.Record(RECORD)
+            lines = paper_record.TABLES[name](record)
+            return "\n".join([f"<!-- table {name} {record.digest} -->", *lines, "<!-- end -->"])
         if name not in TABLES:
-            raise ConfigError(f"unknown table {name!r}, must be one of {', '.join(TABLES)}")
+            names = ", ".join((*TABLES, *paper_record.TABLES))
+            raise ConfigError(f"unknown table {name!r}, must be one of {names}")
         source, make = TABLES[name]
         if not (run := results.select_run(source.rows(), "" if latest else date)):
             raise ConfigError(f"{source.file}: has no run for table {name!r}")
         return "\n".join([f"<!-- table {name} {run[0]['date']} -->", *make(run), "<!-- end -->"])
 
     return BLOCK.sub(replacement, text)
+
+
+def paper_figures(*, write: bool) -> list[str]:
+    """Names of the paper's figures that are not of the record as it is; write: draws them."""
+    if not (RECORD / "runs.csv").is_file():
+        return []
+    record = paper_record.Record(RECORD)
+    stale = []
+    for name, drawn in paper_record.figures(record):
+        file = ROOT / "docs/images" / name
+        if not file.is_file() or png_description(file) != record.digest:
+            stale.append(f"docs/images/{name}")
+            if write:
+                file.write_bytes(paper_record.png(drawn, record.digest))
+    return stale
+
+
+def png_description(file: Path) -> str:
+    """The digest that a figure carries: pixels differ between versions of matplotlib."""
+    with Image.open(file) as image:
+        return str(image.info.get("Description", ""))
 
 
 @dataclass(frozen=True)

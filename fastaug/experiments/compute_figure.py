@@ -9,7 +9,6 @@ from fastaug.experiments.plotting import (
     PAGE,
     TTA,
     Drawn,
-    LineStyle,
     curve,
     draw_line,
     finish,
@@ -17,11 +16,9 @@ from fastaug.experiments.plotting import (
     regularizer_handles,
     selection_caption,
     style_handles,
+    view_styles,
 )
 from fastaug.experiments.selection import REGULARIZER, Chosen, Selected, select
-
-_COLORS = ("#000000", "#56B4E9", "#E69F00", "#CC79A7", "#009E73")
-_MARKERS = "osD^v"
 
 Budgets = Mapping[int, Chosen]
 """The chosen runs by the views that each was trained on."""
@@ -56,8 +53,7 @@ def compute(selected: Selected) -> Drawn:
     if not several or len(multiplicities) < 2:
         note = "needs averaged losses at two K, and several numbers of epochs"
         return Drawn(name, title, caption, None, (note,))
-    colors = zip(multiplicities, _COLORS, _MARKERS, strict=False)
-    styles = {k: LineStyle(f"K = {k}", color, marker) for k, color, marker in colors}
+    styles = view_styles(multiplicities)
     figure = new_figure(PAGE, 2.6)
     for place, measure in enumerate((CENTRAL, TTA), 1):
         ax = figure.add_subplot(1, 2, place)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fastaug.experiments.capacity_figure import capacity
 from fastaug.experiments.compute_figure import compute
+from fastaug.experiments.curves_figure import curves
 from fastaug.experiments.plotting import (
     BLACK,
     CENTRAL,
@@ -337,6 +338,7 @@ _OF_ONE_FAMILY: dict[str, Callable[[Selected], Drawn]] = {
     "test-views": views_at_test,
     "extended": partial(versus_views, _EXTENDED),
     "compute": compute,
+    "curves": curves,
 }
 _OF_ALL_FAMILIES: dict[str, Callable[[Sequence[Selected]], list[Drawn]]] = {
     "randaugment": randaugment,

@@ -61,6 +61,7 @@ STYLES = {
     "logits": LineStyle("average logits", "#009E73", "v"),
 }
 BLACK, GREY, ORANGE = "#000000", "#666666", "#E69F00"
+_VIEW_COLORS, _VIEW_MARKERS = (BLACK, "#56B4E9", ORANGE, "#CC79A7", "#009E73"), "osD^v"
 
 
 @dataclass(frozen=True)
@@ -205,6 +206,12 @@ def objective_handles(averages: Iterable[str]) -> list[Line2D]:
     return style_handles(style for average, style in STYLES.items() if average in found)
 
 
+def view_styles(multiplicities: Iterable[int]) -> dict[int, LineStyle]:
+    """Styles of curves for one K each, in ascending order; the first five have one."""
+    styles = zip(multiplicities, _VIEW_COLORS, _VIEW_MARKERS, strict=False)
+    return {k: LineStyle(f"K = {k}", color, marker) for k, color, marker in styles}
+
+
 def style_handles(styles: Iterable[LineStyle]) -> list[Line2D]:
     from matplotlib.lines import Line2D
 
@@ -267,11 +274,13 @@ def style_context() -> Any:
     return mpl.rc_context(_RC)
 
 
-def render(figure: Figure, kind: FileKind) -> bytes:
+def render(figure: Figure, kind: FileKind, description: str = "") -> bytes:
     """A figure as the bytes of a file; the same figure gives the same bytes."""
     file = io.BytesIO()
+    metadata = {"Date": None} if kind == "svg" else {}
     with style_context():
-        figure.savefig(file, format=kind, dpi=DPI, metadata={"Date": None} if kind == "svg" else {})
+        described = metadata | ({"Description": description} if description else {})
+        figure.savefig(file, format=kind, dpi=DPI, metadata=described)
     return file.getvalue()
 
 

@@ -41,6 +41,8 @@ class Family:
     slug: str
     """The title as part of file names, unique among families."""
     runs: tuple[Run, ...]
+    sweep: str = ""
+    """Name of the sweep; empty for runs of none."""
 
     @property
     def config(self) -> TrainConfig:
@@ -162,7 +164,8 @@ def _families(runs: Sequence[Run]) -> list[Family]:
             slug = next(s for s in chain([slug_of(title)], numbered) if s not in slugs)
             slugs.add(slug)
             members = sorted(shared[key], key=lambda run: (run.setting, run.config.run.seed))
-            families.append(Family(title + differing, slug, tuple(members)))
+            sweep = dict(key)["sweep"]
+            families.append(Family(title + differing, slug, tuple(members), sweep))
     return sorted(families, key=lambda family: family.title)
 
 

@@ -14,7 +14,8 @@ from rich.table import Table
 from fastaug.config import TrainConfig, free_on_resume
 from fastaug.data.sources import DataSource
 from fastaug.errors import ConfigError
-from fastaug.experiments.grids import Grid, expand
+from fastaug.experiments.grids import Grid, expand, run_name
+from fastaug.experiments.run import Setting, setting_of
 from fastaug.experiments.selection import Selected
 from fastaug.experiments.sweep_config import GRID, SweepConfig
 
@@ -52,6 +53,14 @@ class Plan:
         """Seeds of the second stage; empty if there is no second stage."""
         return range(self.sweep.tune_seed_count, self.sweep.seed_count)
 
+    def further_seeds_of(self, config: TrainConfig) -> range:
+        """Seeds of the second stage of a run's setting: a grid may have fewer."""
+        name, seed = run_name(config), config.run.seed
+        limits = [g.most_seeds for g in self.grids if name in expand([g], [seed], self.changes)]
+        most = 0 if 0 in limits else max(limits, default=0)
+        seeds = self.further_seeds
+        return range(seeds.start, min(seeds.stop, most)) if most else seeds
+
     def reruns(self, selected: Iterable[Selected]) -> Configs:
         """Runs of the second stage: the chosen point of each setting with the remaining seeds."""
         configs: Configs = {}
@@ -65,7 +74,7 @@ class Plan:
                 lr=(first.optim.lr,),
                 epochs=(first.optim.epochs,),
             )
-            configs |= expand([grid], self.further_seeds, self.changes)
+            configs |= expand([grid], self.further_seeds_of(first), self.changes)
         return configs
 
     def views(self, configs: Iterable[TrainConfig]) -> int:
@@ -155,15 +164,19 @@ def show_plan(plan: Plan) -> None:
     console.print(table)
     total = f"{_runs(len(tuning))}, {_short(plan.views(tuning.values()))} views"
     if plan.further_seeds:
-        longest: dict[tuple, TrainConfig] = {}
+        longest: dict[tuple[str, Setting], TrainConfig] = {}
         for config in tuning.values():
-            key = (config.run.recipe, config.view.views, config.loss.average, config.loss.kl_weight)
+            key = (config.run.recipe, setting_of(config, with_epochs=sweep.base.compares_epochs))
             longest[key] = max(longest.get(key, config), config, key=lambda c: c.optim.epochs)
-        times = len(plan.further_seeds)
+        repeats = [(config, len(plan.further_seeds_of(config))) for config in longest.values()]
+        views = sum(times * plan.views([config]) for config, times in repeats)
+        chosen = "lr" if sweep.base.compares_epochs else "lr and epochs"
+        low, high = min(n for _, n in repeats), max(n for _, n in repeats)
+        times = f"{high}" if low == high else f"{low} to {high}"
         total += (
-            f" to choose lr and epochs; then {_runs(len(longest) * times)}, at most "
-            f"{_short(plan.views(longest.values()) * times)} views, to repeat the chosen ones with "
-            f"{times} more {'seed' if times == 1 else 'seeds'}"
+            f" to choose {chosen}; then {_runs(sum(n for _, n in repeats))}, at most "
+            f"{_short(views)} views, to repeat the chosen ones with {times} more "
+            f"{'seed' if high == 1 else 'seeds'}"
         )
     images = f"{plan.images:,}" if plan.images else "an unknown number of"
     where = "" if next(iter(tuning.values())).data.data else ", no --data given"

@@ -20,6 +20,7 @@ from fastaug import report, sweep
 from fastaug.config import TrainConfig
 from fastaug.errors import ConfigError, FastaugError
 from fastaug.experiments import sweep_worker as worker
+from fastaug.experiments.grids import EXPERIMENTS, Experiment, Grid
 from fastaug.experiments.sweep_config import SweepConfig, split_flags
 from fastaug.experiments.training_process import (
     RunDivergedError,
@@ -236,6 +237,20 @@ def test_rate_and_epochs_are_chosen_for_each_setting_and_rerun(
     assert "1 of 3 settings are best with the largest lr tried (K=2, average" in printed
     assert "2 of 3 settings are best with the smallest lr tried (K=1; K=2" in printed
     assert "1 of 3 settings are best with the fewest epochs tried" in printed
+
+
+def test_a_grid_may_have_fewer_seeds(fake: FakeSweep, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake.top1 = lambda config: config.optim.lr
+    grids = (
+        Grid("shapes", (1,), (), (0.0,), (0.1, 0.2), (1,)),
+        Grid("shapes", (2,), (), (0.0,), (0.1, 0.2), (1,), most_seeds=3),
+        Grid("shapes", (4,), (), (0.0,), (0.1, 0.2), (1,), most_seeds=1),
+    )
+    experiment = Experiment("fewer", "", grids, seeds=5, tune_seeds=2)
+    monkeypatch.setitem(EXPERIMENTS, "fewer", experiment)
+    assert sweep.main(["fewer", *fake.flags()[1:]]) == 0
+    assert {s["views"]: len(s["runs"]) for s in fake.settings()} == {1: 5, 2: 3, 4: 1}
+    assert len(fake.runs) == (4 + 3) + (4 + 1) + 2
 
 
 def test_a_choice_on_the_test_images_is_reported(

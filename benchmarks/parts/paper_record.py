@@ -1,0 +1,334 @@
+"""Tables and figures of docs/paper.md, from the record in benchmarks/results/paper-small."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean, median, stdev
+
+from fastaug.experiments.compute_figure import Budgets, budgets
+from fastaug.experiments.difference import Difference, difference
+from fastaug.experiments.paper_figures import draw_figures
+from fastaug.experiments.plotting import Drawn, render
+from fastaug.experiments.record import RUNS
+from fastaug.experiments.results import find_results
+from fastaug.experiments.run import Setting
+from fastaug.experiments.selection import Chosen, Selected, select, select_families
+from fastaug.kernels.config import Average
+from parts.results import Table
+
+NOT_RUN = "not run"
+_TARGETS = (40, 42, 44, 46, 48, 50)
+"""Accuracies in percent for the time table."""
+
+
+class Record:
+    """The chosen runs of each sweep of a record."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.results = find_results([folder])
+
+    @cached_property
+    def digest(self) -> str:
+        """Names the record that a table or a figure was made from."""
+        return hashlib.sha256((self.folder / RUNS).read_bytes()).hexdigest()[:12]
+
+    @cached_property
+    def selected(self) -> dict[tuple[str, str], Selected]:
+        """By sweep and model."""
+        return {
+            (sweep, one.family.config.model.model): one
+            for one in select_families(self.results)
+            if (sweep := one.family.sweep)
+        }
+
+    def chosen(self, point: Point) -> Chosen | None:
+        """The chosen runs of a setting, at its number of epochs if it names one."""
+        one = self.selected.get((point.sweep, point.model))
+        if one is None:
+            return None
+        setting = Setting(*point.setting, epochs=point.epochs)
+        if not point.epochs:
+            return one.chosen.get(setting)
+        return select(one.family.runs, one.on, with_epochs=True).get(setting)
+
+    def of(self, sweep: str) -> list[Selected]:
+        """The families of a sweep."""
+        return [one for (name, _), one in self.selected.items() if name == sweep]
+
+
+@dataclass(frozen=True)
+class Point:
+    """A setting of a sweep."""
+
+    sweep: str
+    views: int = 1
+    average: Average = "losses"
+    kl_weight: float = 0.0
+    epochs: int = 0
+    """0: the only ones that the sweep has."""
+    model: str = "wrn-10-2"
+
+    @property
+    def setting(self) -> tuple[int, Average, float]:
+        return self.views, self.average, self.kl_weight
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A row: the first setting minus the second."""
+
+    text: str
+    one: Point
+    other: Point
+    paper: str = ""
+    """The same difference of top-1 in the paper."""
+
+
+_views = partial(Point, "small-views")
+_plain, _kl = partial(_views, kl_weight=0.0), partial(_views, kl_weight=1.0)
+_cost = partial(Point, "small-compute")
+_tuned = partial(Point, "small-finetune")
+_NORMED = "resnet18-16"
+_norm = partial(Point, "small-batchnorm", model=_NORMED)
+_strong = partial(Point, "small-randaugment")
+
+# The paper's numbers are of CIFAR-100, WRN-16-4, K=16 (Tab. 1), unless the text says otherwise.
+QUESTIONS: Mapping[str, Sequence[Comparison]] = {
+    "without the KL, losses beat logits, more so at larger K": [
+        Comparison(f"K={k}: losses - logits", _plain(k), _plain(k, "logits"), paper)
+        for k, paper in ((2, ""), (4, ""), (8, "+10.7"))
+    ]
+    + [Comparison("K=4: losses - probs", _plain(4), _plain(4, "probs"), "+2.5")],
+    "the KL (λ = 1) helps all three objectives": [
+        Comparison(f"K={k}, {average}: λ=1 - λ=0", _kl(k, average), _plain(k, average), paper)
+        for k, average, paper in (
+            (2, "losses", ""),
+            (4, "losses", "+0.9"),
+            (8, "losses", "+0.9"),
+            (4, "probs", "+3.3"),
+            (4, "logits", "+11.6"),
+            (8, "logits", "+11.6"),
+        )
+    ],
+    "with the KL the objectives are equal": [
+        Comparison("K=4: logits - losses", _kl(4, "logits"), _kl(4), "0.0"),
+        Comparison("K=4: probs - losses", _kl(4, "probs"), _kl(4), "-0.1"),
+        Comparison("K=8: logits - losses", _kl(8, "logits"), _kl(8), "0.0"),
+    ],
+    "K views beat one at equal epochs": [
+        Comparison("K=4, λ=0 - K=1", _plain(4), _plain(1), "+0.9"),
+        Comparison("K=4, λ=1 - K=1", _kl(4), _plain(1), "+1.8"),
+        Comparison("K=8, λ=1 - K=1", _kl(8), _plain(1), "+1.8"),
+    ],
+    "K views beat one at equal compute": [
+        Comparison(
+            f"K={k} for {epochs} epochs, λ={weight} - K=1 for {k * epochs}",
+            _cost(k, kl_weight=weight, epochs=epochs),
+            _cost(1, epochs=k * epochs),
+        )
+        for k, epochs, weight in ((4, 80, 0), (4, 80, 1), (4, 160, 0), (4, 160, 1), (8, 80, 1))
+    ],
+    "accuracy is flat in λ around 1": [
+        Comparison(
+            f"K=4: λ={weight:g} - λ=1",
+            Point("small-lambda", 4, kl_weight=weight),
+            Point("small-lambda", 4, kl_weight=1.0),
+        )
+        for weight in (0.0, 0.5, 2.0, 5.0)
+    ],
+    "the KL helps networks of other sizes": [
+        Comparison(
+            f"{model}, K=4: λ=1 - λ=0",
+            Point("small-capacity", 4, kl_weight=1.0, model=model),
+            Point("small-capacity", 4, model=model),
+        )
+        for model in ("wrn-10-1", "wrn-10-2", "wrn-10-4", "wrn-16-2")
+    ],
+    "with RandAugment": [
+        Comparison("K=4, λ=0 - K=1", _strong(4), _strong(1), "+1.0 (NFNet-F0, K=8)"),
+        Comparison("K=4: λ=1 - λ=0", _strong(4, kl_weight=1.0), _strong(4), "+0.6 (NFNet-F0)"),
+    ],
+    "with batch norm": [
+        Comparison("K=4, λ=0 - K=1", _norm(4), _norm(1)),
+        Comparison("K=4, losses: λ=1 - λ=0", _norm(4, kl_weight=1.0), _norm(4)),
+        Comparison("K=4, logits: λ=1 - λ=0", _norm(4, "logits", kl_weight=1.0), _norm(4, "logits")),
+    ],
+    "fine-tuning, at equal epochs": [
+        Comparison(f"K={k}, λ={w} - K=1", _tuned(k, kl_weight=w, epochs=80), _tuned(1, epochs=80))
+        for k, w in ((4, 0), (4, 1), (8, 1))
+    ],
+    "fine-tuning, at equal compute": [
+        Comparison(
+            f"K={k} for 80 epochs, λ={w} - K=1 for {80 * k}",
+            _tuned(k, kl_weight=w, epochs=80),
+            _tuned(1, epochs=80 * k),
+        )
+        for k, w in ((4, 0), (4, 1), (8, 1))
+    ],
+}
+
+
+# --- tables ---
+
+
+def comparisons(record: Record) -> list[str]:
+    """Every difference with its standard error; those that count are bold."""
+    lines = []
+    for question, rows in QUESTIONS.items():
+        for place, row in enumerate(rows):
+            one, other = record.chosen(row.one), record.chosen(row.other)
+            known = [_cells(one, other)] if one and other else []
+            cells, seeds = known[0] if known else (["", "", ""], NOT_RUN)
+            lines.append([question * (place == 0), row.text, *cells, seeds, row.paper])
+    head = ["question", "difference", "top-1, points", "TTA, points", "invariance, nats", "seeds"]
+    return Table([*head, "in the paper, top-1"], lines).markdown()
+
+
+def _cells(one: Chosen, other: Chosen) -> tuple[list[str], str]:
+    found = [
+        difference(one, other, "top1"),
+        difference(one, other, "tta_top1"),
+        difference(one, other, "invariance"),
+    ]
+    texts = [_text(gap, scale) for gap, scale in zip(found, (100, 100, 1), strict=True)]
+    return texts, str(found[0].seeds) if found[0] else ""
+
+
+def _text(gap: Difference | None, scale: float) -> str:
+    if gap is None:
+        return ""
+    digits = 1 if scale > 1 else 2
+    mean = f"{scale * gap.mean:+.{digits}f}"
+    if gap.seeds == 1:
+        return mean
+    text = f"{mean} ± {scale * gap.error:.{digits}f}"
+    return f"**{text}**" if gap.is_clear else text
+
+
+def settings(record: Record) -> list[str]:
+    """Every setting with its chosen rate and its measures."""
+    lines = []
+    for (sweep, model), one in record.selected.items():
+        chosen = select(one.family.runs, one.on, with_epochs=True)
+        for setting, own in chosen.items():
+            rate = f"2^{math.log2(own.lr):g}"
+            cells = [_mean(own, name, scale) for name, scale in _MEASURES]
+            nll = [run.records[-1]["nll"] for run in own.runs if run.records]
+            fitted = f"{fmean(nll):.2f}" if nll else ""
+            first = [sweep.removeprefix("small-"), model, setting.label]
+            lines.append([*first, rate, str(len(own.runs)), *cells, fitted])
+    head = ["sweep", "network", "setting", "rate", "seeds", "top-1 %", "TTA %", "invariance"]
+    return Table([*head, "training nll"], lines).markdown()
+
+
+_MEASURES = (("top1", 100.0), ("tta_top1", 100.0), ("invariance", 1.0))
+
+
+def _mean(chosen: Chosen, name: str, scale: float) -> str:
+    values = [scale * value for value in chosen.values(name)]
+    digits = 1 if scale > 1 else 2
+    spread = f" ± {stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{fmean(values):.{digits}f}{spread}"
+
+
+def time_to_accuracy(record: Record) -> list[str]:
+    """Views and minutes to an accuracy, between the budgets that were run."""
+    (one,) = record.of("small-compute") or [None]
+    if one is None:
+        return [NOT_RUN]
+    found = budgets(one)
+    speed = median(
+        run.summary["timing"]["views_per_s"]
+        for points in found.values()
+        for chosen in points.values()
+        for run in chosen.runs
+    )
+    lines = []
+    for target in _TARGETS:
+        costs = [cost_of(points, target / 100) for points in found.values()]
+        if any(cost is not None for cost in costs):
+            lines.append([f"{target}%", *(_cost_text(cost, speed) for cost in costs)])
+    names = [f"K={k}" + (", λ=1" if how else ", λ=0" * (k > 1)) for k, how in found]
+    return Table(["top-1", *names], lines).markdown()
+
+
+def cost_of(points: Budgets, target: float) -> float | None:
+    """Views to a mean top-1, interpolated over the logarithm of the views; None if no budget has
+    it, and the smallest budget if that already has."""
+    means = [(cost, chosen.mean("top1") or 0.0) for cost, chosen in points.items()]
+    if means[0][1] >= target:
+        return means[0][0]
+    for (low, before), (high, after) in pairwise(means):
+        if after >= target:
+            share = (target - before) / (after - before)
+            return low * (high / low) ** share
+    return None
+
+
+def _cost_text(cost: float | None, speed: float) -> str:
+    if cost is None:
+        return "not reached"
+    return f"{cost / 1e3:,.0f}k views, {cost / speed / 60:.1f} min"
+
+
+def in_short(record: Record) -> list[str]:
+    """The rows of the README."""
+    points = {
+        "K=1, 80 epochs": _cost(1, epochs=80),
+        "K=1, 320 epochs": _cost(1, epochs=320),
+        "K=4, 80 epochs": _cost(4, epochs=80),
+        "K=4 + KL, 80 epochs": _cost(4, kl_weight=1.0, epochs=80),
+    }
+    lines = []
+    for name, (measure, scale) in zip(
+        ("top-1 %", "top-1 % with TTA", "invariance, nats"), _MEASURES, strict=True
+    ):
+        found = [record.chosen(point) for point in points.values()]
+        lines.append([name, *(_mean(c, measure, scale) if c else NOT_RUN for c in found)])
+    return Table(["", *points], lines).markdown()
+
+
+TABLES: Mapping[str, Callable[[Record], list[str]]] = {
+    "paper-comparisons": comparisons,
+    "paper-settings": settings,
+    "paper-time": time_to_accuracy,
+    "paper-short": in_short,
+}
+
+
+# --- figures ---
+
+
+def figures(record: Record) -> Iterator[tuple[str, Drawn]]:
+    """The figures by file name; those whose runs are missing are left out."""
+    for sweep, kinds in _FIGURES.items():
+        for one in record.of(sweep)[:1]:
+            for kind in kinds:
+                shown = record.of(sweep) if kind == "capacity" else [one]
+                for drawn in draw_figures(shown, [kind]):
+                    if drawn.figure is not None:
+                        yield f"paper-{sweep.removeprefix('small-')}-{kind}.png", drawn
+
+
+_FIGURES = {
+    "small-views": ("extended", "curves"),
+    "small-compute": ("compute", "curves"),
+    "small-finetune": ("compute",),
+    "small-lambda": ("kl-weight",),
+    "small-randaugment": ("randaugment",),
+    "small-batchnorm": ("extended",),
+    "small-capacity": ("capacity",),
+}
+
+
+def png(drawn: Drawn, digest: str) -> bytes:
+    """A figure as a file that names its record."""
+    assert drawn.figure is not None
+    return render(drawn.figure, "png", digest)
