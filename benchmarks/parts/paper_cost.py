@@ -14,7 +14,7 @@ from fastaug.experiments.sweep_plan import Plan
 from fastaug.sweep import configure
 from parts.results import Table
 
-PAPER = tuple(name for name in EXPERIMENTS if not name.startswith("mini-"))
+PAPER = tuple(name for name in EXPERIMENTS if not name.startswith(("mini-", "small-")))
 
 
 def paper_table(

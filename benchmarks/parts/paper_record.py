@@ -116,6 +116,14 @@ QUESTIONS: Mapping[str, Sequence[Comparison]] = {
             (4, "logits", "+11.6"),
             (8, "logits", "+11.6"),
         )
+    ]
+    + [
+        Comparison(
+            "K=4 for 160 epochs, losses: λ=1 - λ=0",
+            _cost(4, kl_weight=1.0, epochs=160),
+            _cost(4, epochs=160),
+            "+0.9",
+        )
     ],
     "with the KL the objectives are equal": [
         Comparison("K=4: logits - losses", _kl(4, "logits"), _kl(4), "0.0"),
