@@ -36,8 +36,8 @@ def build_model(
 ) -> nn.Module:
     """An untrained network: images [N, 3, H, W] -> logits [N, C], fp32 under autocast too.
 
-    name: wrn-DEPTH-WIDTH, nf_resnet26, nf_resnet50, nf_resnet101, nfnet_f0, resnet18,
-    resnet18-CHANNELS (of the first stage, 64 by default), or timm/NAME.
+    name: wrn-DEPTH-WIDTH, nf_resnet26, nf_resnet50, nf_resnet101, nfnet_f0, resnet18, resnet18-N
+    with N channels in its first stage in place of 64, or timm/NAME.
     dropout: rate before the last layer; not in wrn and resnet18.
     stochastic_depth: rate of the deepest block, from 0 in the first; not in wrn and resnet18.
     image_size: used only by timm models that are built for one size, such as ViT.
