@@ -14,8 +14,8 @@ class ModelConfig(Settings):
     """The network."""
 
     model: str = "wrn-10-1"
-    """wrn-DEPTH-WIDTH, nf_resnet26, nf_resnet50, nf_resnet101, nfnet_f0, resnet18, resnet18-N with N
-    channels in its first stage in place of 64, or timm/NAME."""
+    """wrn-DEPTH-WIDTH, nf_resnet26, nf_resnet50, nf_resnet101, nfnet_f0, resnet18, resnet18-N (with
+    N channels in its first stage in place of 64), or timm/NAME."""
     weights: str = ""
     """Weights to start from: a .safetensors file, a state dict of torch (.pt, .pth, .bin, .ckpt),
     or a fastaug checkpoint or run folder. A head for other classes is replaced. A resumed run does

@@ -12,12 +12,13 @@ import paper_small
 import pytest
 import tables
 from parts import paper_record
-from parts.paper_record import Point, Record, cost_of
+from parts.paper_record import Comparison, Point, Record, cost_of
 from run_folders import measures, metrics_lines, write_run
 
 from fastaug import cli
 from fastaug.errors import ConfigError
 from fastaug.experiments.compute_figure import budgets
+from fastaug.experiments.difference import Difference
 from fastaug.experiments.record import CONFIGS, CURVES, RUNS, write_record
 from fastaug.experiments.results import find_results
 from fastaug.recipes import get_recipe
@@ -152,11 +153,32 @@ def test_a_difference_is_in_the_table(record: Record) -> None:
     # 0.03 and 0.06: 4.5 points with a standard error of 1.5, within the 95% interval of two seeds;
     # the same with views at test time. Invariance: 0 and 1.
     cells = [cell.strip() for cell in kl.split("|")]
-    assert cells[3:8] == ["+4.5 ± 1.5", "+4.5 ± 1.5", "+0.50 ± 0.50", "2", "+0.9"]
+    values = ["+4.5 ± 1.5", "+4.5 ± 1.5", "+0.50 ± 0.50", "2", "+0.9", "unclear"]
+    assert cells[3:9] == values
     (absent,) = [line for line in lines if "| K=8: losses - logits |" in line]
     assert "not run" in absent
     cost, _tuned = [line for line in lines if "K=4 for 80 epochs, λ=0 - K=1 for 320" in line]
     assert cost.split("|")[3].strip() == "-1.0"
+
+
+@pytest.mark.parametrize(
+    ("claim", "mean", "error", "verdict"),
+    [
+        # Five seeds: the 95% interval is 2.776 standard errors to each side.
+        (1, 0.02, 0.007, "yes"),
+        (1, 0.02, 0.0073, "unclear"),
+        (1, -0.02, 0.007, "no"),
+        (-1, -0.02, 0.007, "yes"),
+        (0, 0.005, 0.0035, "yes"),
+        (0, 0.005, 0.0037, "unclear"),
+        (0, 0.02, 0.007, "no"),
+        (None, 0.02, 0.007, ""),
+    ],
+)
+def test_verdicts(claim: int | None, mean: float, error: float, verdict: str) -> None:
+    row = Comparison("", Point("small-views"), Point("small-views"), claim=claim)
+    assert row.verdict(Difference(mean, error, mean, mean, seeds=5)) == verdict
+    assert row.verdict(Difference(mean, 0.0, mean, mean, seeds=1)) == ""
 
 
 def test_every_comparison_is_of_a_sweep_that_is_run() -> None:
