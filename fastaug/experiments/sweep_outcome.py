@@ -67,7 +67,7 @@ def show_outcome(plan: Plan, selected: Sequence[Selected], failed: Iterable[str]
                 _spread(chosen, "invariance", 1, 3),
             )
         console.print(table)
-        for line in (_selection_text(one), *_edge_notes(one)):
+        for line in (_selection_text(one, plan), *_edge_notes(one)):
             console.print(line, soft_wrap=True)
     for name in sorted(failed):
         output = plan.run_folder(name) / "output.txt"
@@ -88,16 +88,17 @@ def _spread(chosen: Chosen, measure: str, scale: float, digits: int) -> str:
     return f"{fmean(values):.{digits}f}" + (f" ±{half:.{digits}f}" if len(values) > 1 else "")
 
 
-def _selection_text(selected: Selected) -> str:
+def _selection_text(selected: Selected, plan: Plan) -> str:
+    what = "lr was" if plan.sweep.base.compares_epochs else "lr and epochs were"
     if selected.on == "validation":
         share = 100 * selected.family.config.data.validation
         return (
-            "lr and epochs were chosen (tried: number of candidates) by top-1 on held-out images, "
-            f"{share:g}% of the training images; the measures are on the test images, which were "
+            f"{what} chosen (tried: number of candidates) by top-1 on held-out images, {share:g}% "
+            "of the training images; the measures are on the test images, which were "
             "not used for choosing (mean over the seeds ± half the range)"
         )
     return (
-        "lr and epochs were chosen by top-1 on the test images (tried: number of candidates), as "
+        f"{what} chosen by top-1 on the test images (tried: number of candidates), as "
         "the paper appears to do; the measures (mean over the seeds ± half the range) are "
         "therefore optimistic"
     )

@@ -77,20 +77,30 @@ def flags(data: Path, *more: str) -> list[str]:
 
 def test_the_record_is_written_after_each_sweep(data: Path, commands: Commands) -> None:
     (data.parent / "rec").mkdir()
-    assert cli.run(paper_small.main, flags(data)) == 0
+    assert cli.run(paper_small.main, flags(data, "--sweep-args=--jobs 1")) == 0
+    assert all(line.endswith("--jobs 1") for line in commands.lines if "fastaug.sweep" in line)
     sweeps = [line for line in commands.lines if line.startswith("fastaug.sweep")]
     assert [line.split()[1] for line in sweeps] == list(paper_small.SWEEPS)
     out, record = data.parent / "out", data.parent / "rec"
     for name, line in zip(paper_small.SWEEPS, sweeps, strict=True):
-        assert f"--out {out / name} --reuse {out} {record}" in line
+        assert f"--out {out / name} --reuse {record} --jobs 1" in line
         following = commands.lines[commands.lines.index(line) + 1]
-        assert following.startswith(f"fastaug.report {out} {record}")
+        assert following.startswith(f"fastaug.report {record} {out / name} --out")
         assert following.endswith(f"--record {record}")
     (tuning,) = [line for line in sweeps if "small-finetune" in line]
     assert f"--data {out}/fine-tuning/target.npz" in tuning
     assert f"--weights {out}/fine-tuning/source/best.safetensors" in tuning
     (source,) = [line for line in commands.lines if line.startswith("fastaug.train")]
     assert f"--data {out}/fine-tuning/source.npz" in source
+
+
+def test_sweeps_reuse_each_other_s_runs_but_not_the_weights(data: Path, commands: Commands) -> None:
+    for name in ("small-views", "fine-tuning"):
+        (data.parent / "out" / name).mkdir(parents=True)
+    assert cli.run(paper_small.main, flags(data, "--only", "small-lambda")) == 0
+    sweep, page = commands.lines
+    assert sweep.endswith(f"--reuse {data.parent / 'out/small-views'}")
+    assert "fine-tuning" not in page
 
 
 def test_a_sweep_with_failed_runs_does_not_end_the_others(data: Path, commands: Commands) -> None:
