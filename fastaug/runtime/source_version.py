@@ -16,7 +16,9 @@ def source_commit(root: Path = ROOT) -> str:
     from the commit; empty if it is installed, or git is not."""
     if not (root / ".git").exists():
         return ""
-    command = ["git", "-C", str(root), "describe", "--always", "--exclude=*", "--abbrev=12"]
+    # Without optional locks git writes nothing, also in a checkout that is read-only.
+    git = ["git", "--no-optional-locks", "-C", str(root)]
+    command = [*git, "describe", "--always", "--exclude=*", "--abbrev=12"]
     try:
         found = subprocess.run(
             [*command, "--dirty"], capture_output=True, text=True, timeout=_SECONDS, check=True

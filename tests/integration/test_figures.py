@@ -16,13 +16,15 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import LineCollection
 from PIL import Image
-from run_folders import RunWriter
+from run_folders import RunWriter, measures, write_run
 from source_imports import imports
 
 from fastaug import cli, figures
 from fastaug.config import TrainConfig
 from fastaug.experiments.paper_figures import FIGURES, draw_figures
 from fastaug.experiments.plotting import Drawn
+from fastaug.experiments.results import find_results
+from fastaug.experiments.selection import select_families
 from fastaug.experiments.tables import TABLES
 
 BASE = TrainConfig.from_flat(
@@ -267,9 +269,37 @@ def test_compute_has_a_point_for_each_budget(tmp_path: Path) -> None:
     assert "each point has the learning rate with the best" in drawn.caption
 
 
+def test_curves_are_means_over_parts_and_seeds(tmp_path: Path) -> None:
+    for place, (views, weight, seed) in enumerate(((1, 0.0, 0), (4, 1.0, 0), (4, 1.0, 1))):
+        config = BASE.replace(views=views, kl_weight=weight, seed=seed, epochs=24)
+        records = [
+            {
+                "kind": "train",
+                "step": epoch,
+                "epoch": float(epoch),
+                "nll": 1.0 + place + epoch / 100,
+                "kl": 0.1 * place,
+            }
+            for epoch in range(1, 25)
+        ]
+        write_run(tmp_path / f"run-{place}", config, measures(0.5), lines=records)
+    (drawn,) = draw_figures(select_families(find_results([tmp_path])), ["curves"])
+    nll, kl = axes(drawn)
+    found = lines(nll)
+    # Twelve parts of two epochs: the first has 1 and 2, the last one 23 and 24.
+    x, y = found[f"K=1 {WITHOUT}"]
+    assert (len(x), x[0], x[-1]) == (12, pytest.approx(100 / 12), 100)
+    assert (y[0], y[-1]) == (pytest.approx(1.015), pytest.approx(1.235))
+    _, y = found[f"K=4 {WITH}"]
+    assert (y[0], y[-1]) == (pytest.approx(2.515), pytest.approx(2.735))
+    assert bars(nll)[0] == pytest.approx((100 / 12, 2.015, 3.015))
+    assert lines(kl) == {f"K=4 {WITH}": (pytest.approx(x), pytest.approx([0.15] * 12))}
+
+
 @pytest.mark.parametrize(
     ("kind", "named"),
     [
+        ("curves", "metrics.jsonl"),
         ("kl-weight", "3 KL weights"),
         ("capacity", "wrn-D-W"),
         ("compute", "several numbers of epochs"),
