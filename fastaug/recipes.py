@@ -351,14 +351,6 @@ def small_cifar_wrn_10_1() -> TrainConfig:
     return _small("wrn-10-1")
 
 
-def small_cifar_wrn_10_4() -> TrainConfig:
-    """WRN-10-4 in place of WRN-10-2, at K=4: twice as wide.
-
-    All else as small-cifar.
-    """
-    return _small("wrn-10-4")
-
-
 def small_cifar_wrn_16_2() -> TrainConfig:
     """WRN-16-2 in place of WRN-10-2, at K=4: deeper.
 
@@ -421,7 +413,6 @@ RECIPES: dict[str, Callable[[], TrainConfig]] = {
         mini_shapes,
         small_cifar,
         small_cifar_wrn_10_1,
-        small_cifar_wrn_10_4,
         small_cifar_wrn_16_2,
         small_cifar_resnet18,
         small_cifar_randaugment,

@@ -174,7 +174,7 @@ QUESTIONS: Mapping[str, Sequence[Comparison]] = {
             Point("small-capacity", 4, kl_weight=1.0, model=model),
             Point("small-capacity", 4, model=model),
         )
-        for model in ("wrn-10-1", "wrn-10-2", "wrn-10-4", "wrn-16-2")
+        for model in ("wrn-10-1", "wrn-10-2", "wrn-16-2")
     ],
     "with RandAugment": [
         Comparison("K=4, λ=0 - K=1", _strong(4), _strong(1), "+1.0 (NFNet-F0, K=8)"),
