@@ -2,10 +2,10 @@
 
     python benchmarks/paper_small.py --data cifar10-16.npz [--out runs/paper-small]
 
-About ten hours on two idle cores, in any number of sittings: the same command continues, and what
-the committed record already has (benchmarks/results/paper-small) is not trained again. After each
-sweep the record is written, with one row for each run. `python benchmarks/tables.py` makes the
-tables and figures of the docs from it.
+About 13 hours on two idle cores (100 million views), in any number of sittings: the same command
+continues, and what the committed record (benchmarks/results/paper-small) already has is not trained
+again. After each sweep the record is written, with one row for each run. `python
+benchmarks/tables.py` makes the tables and figures of the docs from it.
 """
 
 from __future__ import annotations

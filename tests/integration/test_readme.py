@@ -25,8 +25,8 @@ def test_your_own_loop(folder: Path) -> None:
         "resnet50": "test_resnet",
         "pretrained=True": "pretrained=False",
     }
-    replaced |= {"size=224": "size=32", "batch_size=64": "batch_size=16", "range(5)": "range(12)"}
-    replaced |= {"lr=1e-4": "lr=1e-2"}
+    replaced |= {"size=224": "size=32", "batch_size=64": "batch_size=16", "range(5)": "range(16)"}
+    replaced |= {"lr=1e-4": "lr=3e-3"}
     for theirs, ours in replaced.items():
         assert theirs in code, theirs
         code = code.replace(theirs, ours)
