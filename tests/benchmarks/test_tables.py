@@ -56,6 +56,7 @@ def test_a_changed_number_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_a_stale_plot_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "ROOT", tmp_path)
+    monkeypatch.setattr(tables, "RECORD", tmp_path / "no record")
     monkeypatch.setattr(tables, "FILES", ())
     for folder in ("benchmarks/results", "docs/images"):
         (tmp_path / folder).mkdir(parents=True)
