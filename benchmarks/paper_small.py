@@ -30,7 +30,7 @@ SWEEPS = tuple(name for name in EXPERIMENTS if name.startswith("small-"))
 """In the order in which they run: the first ones decide most."""
 FINE_TUNING = "small-finetune"
 _SOURCE_EPOCHS, _SOURCE_RATE = 60, 2**-9
-"""Of the weights for fine-tuning; twice the rate diverges for some data."""
+"""How the weights for fine-tuning are trained; twice the rate diverges for some data."""
 
 
 @dataclass(frozen=True)

@@ -274,6 +274,8 @@ def time_to_accuracy(record: Record) -> list[str]:
     if one is None:
         return [NOT_RUN]
     found = budgets(one)
+    if len(found) < 2:
+        return [NOT_RUN]  # nothing to compare with
     speed = median(
         run.summary["timing"]["views_per_s"]
         for points in found.values()
