@@ -157,6 +157,8 @@ _RATES, _RATES_OF_ONE = _powers(-8, -9, -10), _powers(-9, -10, -11)
 """Rates of small-cifar for several views and for one, as many for each. With 2**-7 and eight views
 a run of 512 images learned nothing for 30 epochs; with 2**-8 and one view a run of 960 epochs
 diverged, and runs of 80 were worse than with 2**-9 and 2**-10."""
+_TWO_RATES, _TWO_OF_ONE = _powers(-8, -9), _powers(-10, -11)
+"""Of those, for settings beside the main ones and for the longest runs."""
 
 _EXPERIMENTS = (
     _cifar(
@@ -227,16 +229,23 @@ _EXPERIMENTS = (
         "small-views",
         "in small: accuracy and invariance versus K, with and without the regularizer",
         Grid("small-cifar", (1,), ("losses",), (0.0,), _RATES_OF_ONE),
-        Grid("small-cifar", (4,), AVERAGES, (0.0, 1.0), _RATES),
-        Grid("small-cifar", (2, 8), ("losses", "logits"), (0.0, 1.0), _RATES, most_seeds=3),
+        Grid("small-cifar", (4,), ("losses",), (0.0, 1.0), _RATES),
+        Grid("small-cifar", (4,), ("logits",), (0.0, 1.0), _RATES, most_seeds=5),
+        Grid("small-cifar", (4,), ("probs",), (0.0, 1.0), _TWO_RATES, most_seeds=3),
+        Grid("small-cifar", (2, 8), ("losses", "logits"), (0.0, 1.0), _TWO_RATES, most_seeds=3),
+        seeds=8,
     ),
     # K views for E epochs cost as much as one view for K times E epochs.
     _small(
         "small-compute",
         "in small: accuracy at equal compute, K views against more epochs",
-        Grid("small-cifar", (1,), ("losses",), (0.0,), _RATES_OF_ONE, (80, 160, 320, 640)),
-        Grid("small-cifar", (4,), ("losses",), (0.0, 1.0), _RATES, (80, 160)),
-        Grid("small-cifar", (8,), ("losses",), (0.0, 1.0), _RATES, (80,), most_seeds=3),
+        Grid("small-cifar", (1,), ("losses",), (0.0,), _RATES_OF_ONE, (80, 320)),
+        Grid("small-cifar", (4,), ("losses",), (0.0, 1.0), _RATES, (80,)),
+        Grid("small-cifar", (8,), ("losses",), (0.0, 1.0), _TWO_RATES, (80,), most_seeds=3),
+        Grid("small-cifar", (1,), ("losses",), (0.0,), _TWO_OF_ONE, (640, 1280), most_seeds=5),
+        Grid("small-cifar", (4,), ("losses",), (0.0, 1.0), _TWO_RATES, (320,), most_seeds=5),
+        Grid("small-cifar", (8,), ("losses",), (0.0, 1.0), _TWO_RATES, (160,), most_seeds=3),
+        seeds=8,
         compares_epochs=True,
     ),
     _small(
@@ -250,31 +259,29 @@ _EXPERIMENTS = (
         "small-lambda",
         "in small: the regularizer's weight from 0 to 5 at K=4",
         Grid("small-cifar", (4,), ("losses",), (0.0, 1.0), _RATES),
-        Grid("small-cifar", (4,), ("losses",), (0.5, 2.0, 5.0), _RATES, most_seeds=3),
+        Grid("small-cifar", (4,), ("losses",), (0.5, 2.0, 5.0), _TWO_RATES, most_seeds=3),
     ),
     _small(
         "small-randaugment",
         "in small: stronger augmentation",
         Grid("small-cifar-randaugment", (1,), ("losses",), (0.0,), _RATES_OF_ONE),
         Grid("small-cifar-randaugment", (4,), ("losses",), (0.0, 1.0), _RATES),
-        seeds=3,
     ),
     _small(
         "small-batchnorm",
         "in small: a network with batch norm",
         Grid("small-cifar-resnet18-16", (1,), ("losses",), (0.0,), _RATES_OF_ONE),
-        Grid("small-cifar-resnet18-16", (4,), ("losses", "logits"), (0.0, 1.0), _RATES),
+        Grid("small-cifar-resnet18-16", (4,), ("losses",), (0.0, 1.0), _RATES),
+        Grid("small-cifar-resnet18-16", (4,), ("logits",), (0.0,), _RATES),
         seeds=3,
     ),
     _small(
         "small-capacity",
         "in small: wider and deeper networks at K=4",
+        Grid("small-cifar", (4,), ("losses",), (0.0, 1.0), _RATES),
         *(
-            Grid(recipe, (4,), ("losses",), (0.0, 1.0), _RATES)
-            for recipe in (
-                "small-cifar",
-                *(f"small-cifar-wrn-{shape}" for shape in ("10-1", "16-2")),
-            )
+            Grid(f"small-cifar-wrn-{shape}", (4,), ("losses",), (0.0, 1.0), _TWO_RATES)
+            for shape in ("10-1", "16-2")
         ),
         seeds=3,
     ),
