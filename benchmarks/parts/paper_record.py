@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -23,9 +24,9 @@ from fastaug.kernels.config import Average
 from parts.results import Table
 
 NOT_RUN, UNCLEAR = "not run", "unclear"
-EQUAL = 0.01
+EQUAL = {"top1": 0.01, "invariance": 0.1}
 """Two settings are called equal if the 95% confidence interval of their difference contains 0 and
-reaches less than a point to each side."""
+reaches less than this to each side."""
 _TARGETS = (40, 42, 44, 46, 48, 50)
 """Accuracies in percent for the time table."""
 
@@ -91,20 +92,50 @@ class Comparison:
     one: Point
     other: Point
     paper: str = ""
-    """The same difference of top-1 in the paper."""
+    """The same difference in the paper."""
     claim: int | None = 1
-    """What is claimed of top-1: 1: the first is better, -1: worse, 0: equal, None: nothing."""
+    """What is claimed: 1: a positive difference, -1: a negative one, 0: none, None: nothing."""
 
-    def verdict(self, gap: Difference | None) -> str:
-        """What the runs say of the claim."""
-        if gap is None or gap.seeds == 1 or self.claim is None:
+
+@dataclass(frozen=True)
+class Question:
+    """A claim of the paper, or a question that it leaves open, with the differences that answer it.
+
+    The first row stands for the question in short tables.
+    """
+
+    text: str
+    rows: Sequence[Comparison]
+    measure: str = "top1"
+    """What is claimed of: top1, or invariance."""
+    minus: str = ""
+    """Measure of the second setting, if another."""
+
+    def gap(self, record: Record, row: Comparison) -> Difference | None:
+        """The difference that the claim is about; None if it was not run."""
+        one, other = record.chosen(row.one), record.chosen(row.other)
+        if one is None or other is None:
+            return None
+        return difference(one, other, self.measure, self.minus)
+
+    def verdict(self, row: Comparison, gap: Difference | None) -> str:
+        """What the runs say of a row's claim."""
+        if gap is None or gap.seeds == 1 or row.claim is None:
             return ""
-        if self.claim == 0:
-            equal = "yes" if gap.margin < EQUAL else UNCLEAR
+        if row.claim == 0:
+            equal = "yes" if gap.margin < EQUAL[self.measure] else UNCLEAR
             return "no" if gap.is_clear else equal
         if not gap.is_clear:
             return UNCLEAR
-        return "yes" if self.claim * gap.mean > 0 else "no"
+        return "yes" if row.claim * gap.mean > 0 else "no"
+
+    def summary(self, record: Record) -> str:
+        """The verdicts of all rows: "yes", or how many of each."""
+        found = [verdict for row in self.rows if (verdict := self.verdict(row, self.gap(record, row)))]
+        counts = Counter(found).most_common()
+        if len(counts) < 2:
+            return counts[0][0] if counts else NOT_RUN
+        return ", ".join(f"{count} {verdict}" for verdict, count in counts)
 
 
 _views = partial(Point, "small-views")
@@ -114,126 +145,232 @@ _tuned = partial(Point, "small-finetune")
 _NORMED = "resnet18-16"
 _norm = partial(Point, "small-batchnorm", model=_NORMED)
 _strong = partial(Point, "small-randaugment")
+_SMALLER, _LARGER = "wrn-10-1", "wrn-16-2"
+
+
+def _kl_gaps(claim: int, **paper: str) -> list[Comparison]:
+    """λ=1 against λ=0 for the objectives and numbers of views."""
+    cases = ((4, "losses"), (4, "probs"), (4, "logits"), (2, "losses"), (2, "logits"))
+    return [
+        Comparison(f"K={k}, {a}: λ=1 - λ=0", _kl(k, a), _plain(k, a), paper.get(a, ""), claim)
+        for k, a in (*cases, (8, "losses"), (8, "logits"))
+    ]
+
 
 # The paper's numbers are of CIFAR-100, WRN-16-4, K=16 (Tab. 1), unless the text says otherwise.
-QUESTIONS: Mapping[str, Sequence[Comparison]] = {
-    "without the KL, losses beat logits, more so at larger K": [
-        Comparison(f"K={k}: losses - logits", _plain(k), _plain(k, "logits"), paper)
-        for k, paper in ((2, ""), (4, ""), (8, "+10.7"))
-    ]
-    + [Comparison("K=4: losses - probs", _plain(4), _plain(4, "probs"), "+2.5")],
-    "the KL (λ = 1) helps all three objectives": [
-        Comparison(f"K={k}, {average}: λ=1 - λ=0", _kl(k, average), _plain(k, average), paper)
-        for k, average, paper in (
-            (2, "losses", ""),
-            (4, "losses", "+0.9"),
-            (8, "losses", "+0.9"),
-            (4, "probs", "+3.3"),
-            (4, "logits", "+11.6"),
-            (8, "logits", "+11.6"),
-        )
-    ]
-    + [
-        Comparison(
-            "K=4 for 160 epochs, losses: λ=1 - λ=0",
-            _cost(4, kl_weight=1.0, epochs=160),
-            _cost(4, epochs=160),
-            "+0.9",
-        )
-    ],
-    "with the KL the objectives are equal": [
-        Comparison("K=4: logits - losses", _kl(4, "logits"), _kl(4), "0.0", 0),
-        Comparison("K=4: probs - losses", _kl(4, "probs"), _kl(4), "-0.1", 0),
-        Comparison("K=8: logits - losses", _kl(8, "logits"), _kl(8), "0.0", 0),
-    ],
-    "K views beat one at equal epochs": [
-        Comparison("K=4, λ=0 - K=1", _plain(4), _plain(1), "+0.9"),
-        Comparison("K=4, λ=1 - K=1", _kl(4), _plain(1), "+1.8"),
-        Comparison("K=8, λ=1 - K=1", _kl(8), _plain(1), "+1.8"),
-    ],
-    "K views beat one at equal compute": [
-        Comparison(
-            f"K={k} for {epochs} epochs, λ={weight} - K=1 for {k * epochs}",
-            _cost(k, kl_weight=weight, epochs=epochs),
-            _cost(1, epochs=k * epochs),
-        )
-        for k, epochs, weight in ((4, 80, 0), (4, 80, 1), (4, 160, 0), (4, 160, 1), (8, 80, 1))
-    ],
-    "accuracy is flat in λ around 1": [
-        Comparison(
-            f"K=4: λ={weight:g} - λ=1",
-            Point("small-lambda", 4, kl_weight=weight),
-            Point("small-lambda", 4, kl_weight=1.0),
-            claim=claim,
-        )
-        for weight, claim in ((0.0, -1), (0.5, 0), (2.0, 0), (5.0, None))
-    ],
-    "the KL helps networks of other sizes": [
-        Comparison(
-            f"{model}, K=4: λ=1 - λ=0",
-            Point("small-capacity", 4, kl_weight=1.0, model=model),
-            Point("small-capacity", 4, model=model),
-        )
-        for model in ("wrn-10-1", "wrn-10-2", "wrn-16-2")
-    ],
-    "with RandAugment": [
-        Comparison("K=4, λ=0 - K=1", _strong(4), _strong(1), "+1.0 (NFNet-F0, K=8)"),
-        Comparison("K=4: λ=1 - λ=0", _strong(4, kl_weight=1.0), _strong(4), "+0.6 (NFNet-F0)"),
-    ],
-    "with batch norm, logits gain from more views, too": [
-        Comparison("K=4, logits, λ=0 - K=1", _norm(4, "logits"), _norm(1), "positive"),
-        Comparison("K=4, λ=0 - K=1", _norm(4), _norm(1)),
-        Comparison("K=4, losses: λ=1 - λ=0", _norm(4, kl_weight=1.0), _norm(4)),
-        Comparison("K=4, logits: λ=1 - λ=0", _norm(4, "logits", kl_weight=1.0), _norm(4, "logits")),
-    ],
-    "fine-tuning, at equal epochs": [
-        Comparison(f"K={k}, λ={w} - K=1", _tuned(k, kl_weight=w, epochs=80), _tuned(1, epochs=80))
-        for k, w in ((4, 0), (4, 1), (8, 1))
-    ],
-    "fine-tuning, at equal compute": [
-        Comparison(
-            f"K={k} for 80 epochs, λ={w} - K=1 for {80 * k}",
-            _tuned(k, kl_weight=w, epochs=80),
-            _tuned(1, epochs=80 * k),
-        )
-        for k, w in ((4, 0), (4, 1), (8, 1))
-    ],
-}
+QUESTIONS: Sequence[Question] = (
+    Question(
+        "without the KL, averaged losses beat averaged logits and probabilities",
+        [
+            Comparison(f"K={k}: losses - logits", _plain(k), _plain(k, "logits"), paper)
+            for k, paper in ((8, "+10.7"), (4, "+10.7"), (2, ""))
+        ]
+        + [Comparison("K=4: losses - probs", _plain(4), _plain(4, "probs"), "+2.5")],
+    ),
+    Question(
+        "averaged logits make predictions less invariant than losses, more so at larger K",
+        [
+            Comparison("K=8: logits - losses", _plain(8, "logits"), _plain(8), "positive"),
+            Comparison("K=4: logits - losses", _plain(4, "logits"), _plain(4), "positive"),
+            Comparison("K=2: logits - losses", _plain(2, "logits"), _plain(2), "positive"),
+            Comparison("logits: K=8 - K=2", _plain(8, "logits"), _plain(2, "logits"), "positive"),
+        ],
+        measure="invariance",
+    ),
+    Question(
+        "with averaged losses invariance does not depend on K",
+        [
+            Comparison("K=4 - K=1, 80 epochs", _plain(4), _plain(1), "about 0", 0),
+            Comparison("K=8 - K=1, 80 epochs", _plain(8), _plain(1), "about 0", 0),
+            Comparison(
+                "K=4 for 320 epochs - K=1 for 1,280",
+                _cost(4, epochs=320),
+                _cost(1, epochs=1280),
+                "about 0",
+                0,
+            ),
+        ],
+        measure="invariance",
+    ),
+    Question(
+        "the KL (λ = 1) improves accuracy with all objectives",
+        [
+            *_kl_gaps(1, losses="+0.9", probs="+3.3", logits="+11.6"),
+            Comparison(
+                "K=4 for 320 epochs, losses: λ=1 - λ=0",
+                _cost(4, kl_weight=1.0, epochs=320),
+                _cost(4, epochs=320),
+                "+0.9",
+            ),
+        ],
+    ),
+    Question(
+        "the KL makes predictions more invariant with all objectives",
+        [
+            *_kl_gaps(-1, losses="negative", probs="negative", logits="negative"),
+            Comparison(
+                "K=4 for 320 epochs, losses: λ=1 - λ=0",
+                _cost(4, kl_weight=1.0, epochs=320),
+                _cost(4, epochs=320),
+                "negative",
+                -1,
+            ),
+        ],
+        measure="invariance",
+    ),
+    Question(
+        "with the KL the objectives are equally accurate",
+        [
+            Comparison("K=4: logits - losses", _kl(4, "logits"), _kl(4), "0.0", 0),
+            Comparison("K=4: probs - losses", _kl(4, "probs"), _kl(4), "-0.1", 0),
+            Comparison("K=8: logits - losses", _kl(8, "logits"), _kl(8), "0.0", 0),
+        ],
+    ),
+    Question(
+        "averaging predictions over views at test time helps",
+        [
+            Comparison(f"K={k}{how}: TTA - central crop", point(k), point(k), paper)
+            for k, how, point, paper in (
+                (1, "", _plain, "+1.8"),
+                (4, ", λ=0", _plain, "+1.8"),
+                (4, ", λ=1", _kl, "+1.3"),
+            )
+        ],
+        measure="tta_top1",
+        minus="top1",
+    ),
+    Question(
+        "K views beat one at equal epochs",
+        [
+            Comparison("K=4, λ=1 - K=1", _kl(4), _plain(1), "+1.8"),
+            Comparison("K=4, λ=0 - K=1", _plain(4), _plain(1), "+0.9"),
+            Comparison("K=8, λ=1 - K=1", _kl(8), _plain(1), "+1.8"),
+            Comparison("K=8, λ=0 - K=1", _plain(8), _plain(1), "+0.9"),
+        ],
+    ),
+    Question(
+        "K views beat one at equal compute",
+        [
+            Comparison(
+                f"K={k} for {epochs} epochs, λ={weight} - K=1 for {k * epochs:,}",
+                _cost(k, kl_weight=weight, epochs=epochs),
+                _cost(1, epochs=k * epochs),
+            )
+            for k, epochs in ((4, 320), (4, 80), (8, 80), (8, 160))
+            for weight in (1, 0)
+        ],
+    ),
+    Question(
+        "accuracy is flat in λ around 1, and lower at 0",
+        [
+            Comparison(
+                f"K=4: λ={weight:g} - λ=1",
+                Point("small-lambda", 4, kl_weight=weight),
+                Point("small-lambda", 4, kl_weight=1.0),
+                claim=claim,
+            )
+            for weight, claim in ((2.0, 0), (0.5, 0), (0.0, -1), (5.0, None))
+        ],
+    ),
+    Question(
+        "the KL helps smaller and larger networks",
+        [
+            Comparison(
+                f"{model}, K=4: λ=1 - λ=0",
+                Point("small-capacity", 4, kl_weight=1.0, model=model),
+                Point("small-capacity", 4, model=model),
+            )
+            for model in (_LARGER, _SMALLER)
+        ],
+    ),
+    Question(
+        "both effects hold with RandAugment",
+        [
+            Comparison("K=4: λ=1 - λ=0", _strong(4, kl_weight=1.0), _strong(4), "+0.6 (NFNet-F0)"),
+            Comparison("K=4, λ=0 - K=1", _strong(4), _strong(1), "+1.0 (NFNet-F0, K=8)"),
+        ],
+    ),
+    Question(
+        "with batch norm, several views help with losses and with logits",
+        [
+            Comparison("K=4, logits, λ=0 - K=1", _norm(4, "logits"), _norm(1), "positive"),
+            Comparison("K=4, losses, λ=0 - K=1", _norm(4), _norm(1), "positive"),
+            Comparison("K=4, losses: λ=1 - λ=0", _norm(4, kl_weight=1.0), _norm(4), "positive"),
+        ],
+    ),
+    Question(
+        "fine-tuning: K views beat one at equal epochs",
+        [
+            Comparison(
+                f"K={k}, λ={w} - K=1", _tuned(k, kl_weight=w, epochs=80), _tuned(1, epochs=80)
+            )
+            for k in (4, 8)
+            for w in (1, 0)
+        ],
+    ),
+    Question(
+        "fine-tuning: K views beat one at equal compute",
+        [
+            Comparison(
+                f"K={k} for 80 epochs, λ={w} - K=1 for {80 * k}",
+                _tuned(k, kl_weight=w, epochs=80),
+                _tuned(1, epochs=80 * k),
+            )
+            for k in (4, 8)
+            for w in (1, 0)
+        ],
+    ),
+)
 
 
 # --- tables ---
 
 
+def claims(record: Record) -> list[str]:
+    """Every claim with its main difference and what all of its differences say."""
+    lines = []
+    for question in QUESTIONS:
+        row = next((r for r in question.rows if question.gap(record, r)), None)
+        found = _text(question.gap(record, row), question.measure) if row else ""
+        unit = f"{found} {_UNITS[question.measure]}" if found else ""
+        cells = [row.text, unit, row.paper] if row else ["", "", ""]
+        lines.append([question.text, *cells, question.summary(record)])
+    return Table(["claim", "difference", "here", "in the paper", "seen"], lines).markdown()
+
+
 def comparisons(record: Record) -> list[str]:
     """Every difference that was run with its standard error; those that count are bold."""
     lines, done = [], 0
-    for question, rows in QUESTIONS.items():
-        found = [cells for row in rows if (cells := _comparison(record, row))]
+    for question in QUESTIONS:
+        found = [cells for row in question.rows if (cells := _comparison(record, question, row))]
         done += len(found)
         found = found or [["", "", "", "", "", "", NOT_RUN]]
-        lines += [[question * (place == 0), *cells] for place, cells in enumerate(found)]
+        lines += [[question.text * (place == 0), *cells] for place, cells in enumerate(found)]
     head = ["claim", "difference", "top-1, points", "TTA, points", "invariance, nats", "seeds"]
     table = Table([*head, "in the paper", "seen"], lines).markdown()
-    total = sum(map(len, QUESTIONS.values()))
+    total = sum(len(question.rows) for question in QUESTIONS)
     return [*table, "", f"{done} of {total} differences have been run."]
 
 
-def _comparison(record: Record, row: Comparison) -> list[str]:
+def _comparison(record: Record, question: Question, row: Comparison) -> list[str]:
     """The cells of a row; empty if it was not run."""
-    one, other = record.chosen(row.one), record.chosen(row.other)
-    if one is None or other is None:
+    gap = question.gap(record, row)
+    if gap is None:
         return []
-    gaps = [difference(one, other, name) for name, _ in _MEASURES]
-    top1 = gaps[0]
-    if top1 is None:
-        return []
-    texts = [_text(gap, scale) for gap, (_, scale) in zip(gaps, _MEASURES, strict=True)]
-    return [row.text, *texts, str(top1.seeds), row.paper, row.verdict(top1)]
+    if question.minus:  # two measures of one setting
+        texts = ["", _text(gap, question.measure), ""]
+    else:
+        one, other = record.chosen(row.one), record.chosen(row.other)
+        assert one is not None
+        assert other is not None
+        texts = [_text(difference(one, other, name), name) for name, _ in _MEASURES]
+    return [row.text, *texts, str(gap.seeds), row.paper, question.verdict(row, gap)]
 
 
-def _text(gap: Difference | None, scale: float) -> str:
+def _text(gap: Difference | None, measure: str) -> str:
     if gap is None:
         return ""
+    scale = dict(_MEASURES)[measure]
     digits = 1 if scale > 1 else 2
     mean = f"{scale * gap.mean:+.{digits}f}"
     if gap.seeds == 1:
@@ -259,6 +396,7 @@ def settings(record: Record) -> list[str]:
 
 
 _MEASURES = (("top1", 100.0), ("tta_top1", 100.0), ("invariance", 1.0))
+_UNITS = {"top1": "points", "tta_top1": "points", "invariance": "nats"}
 
 
 def _mean(chosen: Chosen, name: str, scale: float) -> str:
@@ -328,6 +466,7 @@ def in_short(record: Record) -> list[str]:
 
 
 TABLES: Mapping[str, Callable[[Record], list[str]]] = {
+    "paper-claims": claims,
     "paper-comparisons": comparisons,
     "paper-settings": settings,
     "paper-time": time_to_accuracy,
