@@ -96,7 +96,9 @@ def _fine_tuning_flags(data: Path, folder: Path) -> list[str]:
         write_half(data, target, first=False)
     run = folder / "source"
     if not read_summary(run).get("finished"):
+        # All of their images but a tenth, of which the best epoch is chosen.
         recipe = ["--recipe", "small-cifar", "--views", "1", "--train-images", "0"]
+        recipe += ["--validation", "0.1"]
         recipe += ["--epochs", str(_SOURCE_EPOCHS), "--lr", str(_SOURCE_RATE)]
         train = ["fastaug.train", "--dali", *recipe, "--data", str(source), "--out", str(run)]
         train += ["--resume", "auto"]
