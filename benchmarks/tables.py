@@ -23,7 +23,8 @@ from pathlib import Path
 
 import kernels
 import predict
-from parts import paper_record, results, throughput_rows, throughput_tables
+from parts import paper_tables, results, throughput_rows, throughput_tables
+from parts.paper_record import Record
 from PIL import Image
 
 from fastaug import cli
@@ -80,12 +81,12 @@ def update(text: str, *, latest: bool) -> str:
 
     def replacement(block: re.Match[str]) -> str:
         name, date = block.groups()
-        if name in paper_record.TABLES:
-            record = paper_record.Record(RECORD)
-            lines = paper_record.TABLES[name](record)
+        if name in paper_tables.TABLES:
+            record = Record(RECORD)
+            lines = paper_tables.TABLES[name](record)
             return "\n".join([f"<!-- table {name} {record.digest} -->", *lines, "<!-- end -->"])
         if name not in TABLES:
-            names = ", ".join((*TABLES, *paper_record.TABLES))
+            names = ", ".join((*TABLES, *paper_tables.TABLES))
             raise ConfigError(f"unknown table {name!r}, must be one of {names}")
         source, make = TABLES[name]
         if not (run := results.select_run(source.rows(), "" if latest else date)):
@@ -99,14 +100,14 @@ def paper_figures(*, write: bool) -> list[str]:
     """Names of the paper's figures that are not of the record as it is; write: draws them."""
     if not (RECORD / "runs.csv").is_file():
         return []
-    record = paper_record.Record(RECORD)
+    record = Record(RECORD)
     stale = []
-    for name, drawn in paper_record.figures(record):
+    for name, drawn in paper_tables.figures(record):
         file = ROOT / "docs/images" / name
         if not file.is_file() or png_description(file) != record.digest:
             stale.append(f"docs/images/{name}")
             if write:
-                file.write_bytes(paper_record.png(drawn, record.digest))
+                file.write_bytes(paper_tables.png(drawn, record.digest))
     return stale
 
 

@@ -11,8 +11,10 @@ import numpy as np
 import paper_small
 import pytest
 import tables
-from parts import paper_record
-from parts.paper_record import Comparison, Point, Question, Record, cost_of
+from parts import paper_tables
+from parts.paper_questions import QUESTIONS, Comparison, Question
+from parts.paper_record import Point, Record
+from parts.paper_tables import cost_of
 from run_folders import measures, metrics_lines, write_run
 
 from fastaug import cli
@@ -158,7 +160,7 @@ def record(tmp_path: Path) -> Record:
 
 
 def test_a_difference_is_in_the_table(record: Record) -> None:
-    lines = paper_record.comparisons(record)
+    lines = paper_tables.comparisons(record)
     kl, invariance = [line for line in lines if "| K=4, losses: λ=1 - λ=0 |" in line]
     # 0.03 and 0.06: 4.5 points with a standard error of 1.5, within the 95% interval of two seeds;
     # the same with views at test time. Invariance: 0 and 1.
@@ -172,7 +174,7 @@ def test_a_difference_is_in_the_table(record: Record) -> None:
     assert tta.split("|")[3:6] == ["  ", " **+2.0 ± 0.0** ", "  "]
     (absent,) = [line for line in lines if line.startswith("| without the KL, averaged losses")]
     assert absent.endswith("| not run |")
-    total = sum(len(question.rows) for question in paper_record.QUESTIONS)
+    total = sum(len(question.rows) for question in QUESTIONS)
     assert lines[-1] == f"5 of {total} differences have been run."
     (cost,) = [line for line in lines if "K=4 for 80 epochs, λ=0 - K=1 for 320" in line]
     assert cost.split("|")[3].strip() == "-1.0"
@@ -203,8 +205,8 @@ def test_verdicts(claim: int | None, mean: float, error: float, verdict: str) ->
 
 
 def test_a_claim_counts_the_verdicts_of_its_differences(record: Record) -> None:
-    lines = {line.split(" | ")[0].strip("| "): line for line in paper_record.claims(record)}
-    assert len(lines) == len(paper_record.QUESTIONS) + 2
+    lines = {line.split(" | ")[0].strip("| "): line for line in paper_tables.claims(record)}
+    assert len(lines) == len(QUESTIONS) + 2
     # TTA: +2.0 with both seeds of both settings; K=1 was not run in this sweep.
     tta = lines["averaging predictions over views at test time helps"]
     assert tta.endswith("| K=4, λ=0: TTA - central crop | **+2.0 ± 0.0** points | +1.8 | yes |")
@@ -219,7 +221,7 @@ def test_every_comparison_is_of_a_sweep_that_is_run() -> None:
     from fastaug.experiments.grids import EXPERIMENTS, expand
     from fastaug.experiments.run import setting_of
 
-    for question in paper_record.QUESTIONS:
+    for question in QUESTIONS:
         for point in (point for row in question.rows for point in (row.one, row.other)):
             configs = expand(EXPERIMENTS[point.sweep].grids, [0], {}).values()
             assert point.setting in {
@@ -238,15 +240,15 @@ def test_cost_is_interpolated_over_the_logarithm(record: Record) -> None:
     assert cost_of(found, 0.44) == pytest.approx(2 * short)  # half of the way: twice, of four times
     assert cost_of(found, 0.30) == short
     assert cost_of(found, 0.49) is None
-    assert any("not reached" in line for line in paper_record.time_to_accuracy(record))
+    assert any("not reached" in line for line in paper_tables.time_to_accuracy(record))
 
 
 def test_settings_and_the_short_table(record: Record) -> None:
-    (row,) = [line for line in paper_record.settings(record) if "KL weight 1" in line]
+    (row,) = [line for line in paper_tables.settings(record) if "KL weight 1" in line]
     # Means and deviations of 50 and 52%, and the last part of nll = 1.5 - epoch / 4.
     assert "| 2^-8 | 2 | 51.0 ± 1.4 | 53.0 ± 1.4 |" in row
     assert row.endswith("| 0.50 |")
-    assert "not run" in " ".join(paper_record.in_short(record))
+    assert "not run" in " ".join(paper_tables.in_short(record))
     assert record.chosen(Point("small-views", 2)) is None
 
 

@@ -1,0 +1,204 @@
+"""Tables and figures of docs/paper.md, from the record in benchmarks/results/paper-small."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from itertools import pairwise
+from statistics import fmean, median, stdev
+
+from fastaug.experiments.compute_figure import Budgets, budgets
+from fastaug.experiments.difference import Difference, difference
+from fastaug.experiments.paper_figures import draw_figures
+from fastaug.experiments.plotting import Drawn, render
+from fastaug.experiments.selection import Chosen, select
+from parts.paper_questions import NOT_RUN, QUESTIONS, Comparison, Question
+from parts.paper_record import Point, Record
+from parts.results import Table
+
+_TARGETS = (40, 42, 44, 46, 48, 50)
+"""Accuracies in percent for the time table."""
+
+
+# --- tables ---
+
+
+def claims(record: Record) -> list[str]:
+    """Every claim with its main difference and what all of its differences say."""
+    lines = []
+    for question in QUESTIONS:
+        row = next((r for r in question.rows if question.gap(record, r)), None)
+        found = _text(question.gap(record, row), question.measure) if row else ""
+        unit = f"{found} {_UNITS[question.measure]}" if found else ""
+        cells = [row.text, unit, row.paper] if row else ["", "", ""]
+        lines.append([question.text, *cells, question.summary(record)])
+    return Table(["claim", "difference", "here", "in the paper", "seen"], lines).markdown()
+
+
+def comparisons(record: Record) -> list[str]:
+    """Every difference that was run with its standard error; those that count are bold."""
+    lines, done = [], 0
+    for question in QUESTIONS:
+        found = [cells for row in question.rows if (cells := _comparison(record, question, row))]
+        done += len(found)
+        found = found or [["", "", "", "", "", "", NOT_RUN]]
+        lines += [[question.text * (place == 0), *cells] for place, cells in enumerate(found)]
+    head = ["claim", "difference", "top-1, points", "TTA, points", "invariance, nats", "seeds"]
+    table = Table([*head, "in the paper", "seen"], lines).markdown()
+    total = sum(len(question.rows) for question in QUESTIONS)
+    return [*table, "", f"{done} of {total} differences have been run."]
+
+
+def _comparison(record: Record, question: Question, row: Comparison) -> list[str]:
+    """The cells of a row; empty if it was not run."""
+    gap = question.gap(record, row)
+    if gap is None:
+        return []
+    if question.minus:  # two measures of one setting
+        texts = ["", _text(gap, question.measure), ""]
+    else:
+        one, other = record.chosen(row.one), record.chosen(row.other)
+        assert one is not None
+        assert other is not None
+        texts = [_text(difference(one, other, name), name) for name, _ in _MEASURES]
+    return [row.text, *texts, str(gap.seeds), row.paper, question.verdict(row, gap)]
+
+
+def _text(gap: Difference | None, measure: str) -> str:
+    if gap is None:
+        return ""
+    scale = dict(_MEASURES)[measure]
+    digits = 1 if scale > 1 else 2
+    mean = f"{scale * gap.mean:+.{digits}f}"
+    if gap.seeds == 1:
+        return mean
+    text = f"{mean} ± {scale * gap.error:.{digits}f}"
+    return f"**{text}**" if gap.is_clear else text
+
+
+def settings(record: Record) -> list[str]:
+    """Every setting with its chosen rate and its measures."""
+    lines = []
+    for (sweep, model), one in record.selected.items():
+        chosen = select(one.family.runs, one.on, with_epochs=True)
+        for setting, own in chosen.items():
+            rate = f"2^{math.log2(own.lr):g}"
+            cells = [_mean(own, name, scale) for name, scale in _MEASURES]
+            nll = [run.records[-1]["nll"] for run in own.runs if run.records]
+            fitted = f"{fmean(nll):.2f}" if nll else ""
+            first = [sweep.removeprefix("small-"), model, setting.label]
+            lines.append([*first, rate, str(len(own.runs)), *cells, fitted])
+    head = ["sweep", "network", "setting", "rate", "seeds", "top-1 %", "TTA %", "invariance"]
+    return Table([*head, "training nll"], lines).markdown()
+
+
+_MEASURES = (("top1", 100.0), ("tta_top1", 100.0), ("invariance", 1.0))
+_UNITS = {"top1": "points", "tta_top1": "points", "invariance": "nats"}
+
+
+def _mean(chosen: Chosen, name: str, scale: float) -> str:
+    values = [scale * value for value in chosen.values(name)]
+    digits = 1 if scale > 1 else 2
+    spread = f" ± {stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{fmean(values):.{digits}f}{spread}"
+
+
+def time_to_accuracy(record: Record) -> list[str]:
+    """Views and minutes to an accuracy, between the budgets that were run."""
+    (one,) = record.of("small-compute") or [None]
+    if one is None:
+        return [NOT_RUN]
+    found = budgets(one)
+    if len(found) < 2:
+        return [NOT_RUN]  # nothing to compare with
+    speed = median(
+        run.summary["timing"]["views_per_s"]
+        for points in found.values()
+        for chosen in points.values()
+        for run in chosen.runs
+    )
+    lines = []
+    for target in _TARGETS:
+        costs = [cost_of(points, target / 100) for points in found.values()]
+        if any(cost is not None for cost in costs):
+            lines.append([f"{target}%", *(_cost_text(cost, speed) for cost in costs)])
+    names = [f"K={k}" + (", λ=1" if how else ", λ=0" * (k > 1)) for k, how in found]
+    return Table(["top-1", *names], lines).markdown()
+
+
+def cost_of(points: Budgets, target: float) -> float | None:
+    """Views to a mean top-1, interpolated over the logarithm of the views; None if no budget has
+    it, and the smallest budget if that already has."""
+    means = [(cost, chosen.mean("top1") or 0.0) for cost, chosen in points.items()]
+    if means[0][1] >= target:
+        return means[0][0]
+    for (low, before), (high, after) in pairwise(means):
+        if after >= target:
+            share = (target - before) / (after - before)
+            return low * (high / low) ** share
+    return None
+
+
+def _cost_text(cost: float | None, speed: float) -> str:
+    if cost is None:
+        return "not reached"
+    return f"{cost / 1e3:,.0f}k views, {cost / speed / 60:.1f} min"
+
+
+def in_short(record: Record) -> list[str]:
+    """The rows of the README."""
+    views, cost = partial(Point, "small-views"), partial(Point, "small-compute")
+    points = {
+        "K=1, 80 epochs": views(1),
+        "K=1, 320 epochs": cost(1, epochs=320),
+        "K=4, 80 epochs": views(4),
+        "K=4 + KL, 80 epochs": views(4, kl_weight=1.0),
+    }
+    lines = []
+    for name, (measure, scale) in zip(
+        ("top-1 %", "top-1 % with TTA", "invariance, nats"), _MEASURES, strict=True
+    ):
+        found = [record.chosen(point) for point in points.values()]
+        lines.append([name, *(_mean(c, measure, scale) if c else NOT_RUN for c in found)])
+    return Table(["", *points], lines).markdown()
+
+
+TABLES: Mapping[str, Callable[[Record], list[str]]] = {
+    "paper-claims": claims,
+    "paper-comparisons": comparisons,
+    "paper-settings": settings,
+    "paper-time": time_to_accuracy,
+    "paper-short": in_short,
+}
+
+
+# --- figures ---
+
+
+def figures(record: Record) -> Iterator[tuple[str, Drawn]]:
+    """The figures by file name; those whose runs are missing are left out."""
+    for sweep, kinds in _FIGURES.items():
+        for one in record.of(sweep)[:1]:
+            for kind in kinds:
+                shown = record.of(sweep) if kind == "capacity" else [one]
+                for drawn in draw_figures(shown, [kind]):
+                    if drawn.figure is not None:
+                        yield f"paper-{sweep.removeprefix('small-')}-{kind}.png", drawn
+
+
+_FIGURES = {
+    "small-views": ("extended", "curves"),
+    "small-compute": ("compute", "curves"),
+    "small-finetune": ("compute",),
+    "small-lambda": ("kl-weight",),
+    "small-randaugment": ("randaugment",),
+    "small-batchnorm": ("extended",),
+    "small-capacity": ("capacity",),
+}
+
+
+def png(drawn: Drawn, digest: str) -> bytes:
+    """A figure as a file that names its record."""
+    assert drawn.figure is not None
+    return render(drawn.figure, "png", digest)
