@@ -63,11 +63,11 @@ class Question:
 
     def summary(self, record: Record) -> str:
         """The verdicts of all rows: "yes", or how many of each."""
-        found = [self.verdict(row, self.gap(record, row)) for row in self.rows]
-        counts = Counter(filter(None, found)).most_common()
-        if len(counts) < 2:
-            return counts[0][0] if counts else NOT_RUN
-        return ", ".join(f"{count} {verdict}" for verdict, count in counts)
+        counts = Counter(self.verdict(row, self.gap(record, row)) for row in self.rows)
+        found = [verdict for verdict in ("yes", "no", UNCLEAR) if counts[verdict]]
+        if len(found) < 2:
+            return found[0] if found else NOT_RUN
+        return ", ".join(f"{counts[verdict]} {verdict}" for verdict in found)
 
 
 _views = partial(Point, "small-views")

@@ -216,6 +216,23 @@ def test_a_claim_counts_the_verdicts_of_its_differences(record: Record) -> None:
     assert lines["both effects hold with RandAugment"].endswith("|  |  |  | not run |")
 
 
+def test_the_verdicts_of_a_claim_are_counted(record: Record) -> None:
+    gaps = {"up": 0.02, "down": -0.02, "small": 0.001}
+
+    class Known(Question):
+        def gap(self, record: Record, row: Comparison) -> Difference | None:
+            mean = gaps.get(row.text)
+            return None if mean is None else Difference(mean, 0.001, mean, mean, seeds=5)
+
+    def summary(*names: str) -> str:
+        point = Point("small-views")
+        return Known("", [Comparison(name, point, point) for name in names]).summary(record)
+
+    assert summary("small", "up", "down", "up", "absent") == "2 yes, 1 no, 1 unclear"
+    assert summary("up", "absent", "up") == "yes"
+    assert summary("absent") == "not run"
+
+
 def test_every_comparison_is_of_a_sweep_that_is_run() -> None:
     """A misspelled sweep or a setting outside its grid would stay "not run" for ever."""
     from fastaug.experiments.grids import EXPERIMENTS, expand
