@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from statistics import fmean
-from typing import Any
 
+from fastaug.experiments.metrics_file import Record, equal_parts
 from fastaug.experiments.plotting import (
     PAGE,
     Curve,
@@ -67,27 +67,23 @@ def _chosen(selected: Selected) -> dict[tuple[int, bool], Chosen]:
     return dict(sorted(found.items()))
 
 
-def _points(records: Iterable[dict[str, Any]], measure: str) -> list[tuple[float, float]]:
-    """(epoch, value) of the training records."""
-    return [(r["epoch"], r[measure]) for r in records if {"epoch", measure} <= {*r}]
+def _points(records: Iterable[Record], measure: str) -> list[Record]:
+    """The training records with a measure."""
+    return [r for r in records if r.get("kind") == "train" and {"epoch", measure} <= {*r}]
 
 
 def _curve(runs: Sequence[Run], measure: str) -> Curve:
     """Means over equal parts of the run, and over the seeds."""
-    parts: list[list[list[float]]] = []
-    for run in runs:
-        own: list[list[float]] = [[] for _ in range(_PARTS)]
-        epochs = run.config.optim.epochs
-        records = [r for r in run.records if r.get("kind") == "train"]
-        for epoch, value in _points(records, measure):
-            own[min(_PARTS - 1, int(_PARTS * (epoch - 1e-9) / epochs))].append(value)
-        parts.append(own)
+    # By number, not by epoch: the parts of a record end at the bounds of these parts, or just
+    # beyond.
+    curves = [equal_parts(_points(run.records, measure), _PARTS) for run in runs]
+    curves = [parts for parts in curves if parts]
     found = Curve([], [], [], [])
-    for place in range(_PARTS):
-        values = [fmean(own[place]) for own in parts if own[place]]
-        if values:
-            found.x.append(100 * (place + 1) / _PARTS)
-            found.mean.append(fmean(values))
-            found.low.append(min(values))
-            found.high.append(max(values))
+    count = min(map(len, curves), default=0)
+    for place in range(count):
+        values = [fmean(r[measure] for r in parts[place]) for parts in curves]
+        found.x.append(100 * (place + 1) / count)
+        found.mean.append(fmean(values))
+        found.low.append(min(values))
+        found.high.append(max(values))
     return found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -66,6 +68,13 @@ def read_metrics(file: Path) -> Metrics:
     if last is not None and (record := parse_record(last.text)) is not None:
         records.append(_reduced(record))
     return Metrics(records, problem or bad.describe())
+
+
+def equal_parts(records: Sequence[Record], count: int) -> list[Sequence[Record]]:
+    """The records in `count` consecutive parts, or in parts of one if there are fewer records."""
+    count = min(count, len(records))
+    cuts = [len(records) * place // count for place in range(count + 1)] if count else []
+    return [records[start:end] for start, end in pairwise(cuts)]
 
 
 def _reduced(record: Record) -> Record:

@@ -12,14 +12,13 @@ import io
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from fastaug.config import TrainConfig, free_on_resume, setting_owners
 from fastaug.errors import ConfigError, DataError
-from fastaug.experiments.metrics_file import Metrics, Record
+from fastaug.experiments.metrics_file import Metrics, Record, equal_parts
 from fastaug.experiments.report_format import number
 from fastaug.experiments.run import Measures, Run
 from fastaug.experiments.run_files import short_reason
@@ -125,10 +124,7 @@ def _row(name: str, run: Run, varied: Sequence[str]) -> dict[str, str]:
 def _curve(name: str, run: Run) -> Iterator[dict[str, str]]:
     """Means of the training loss over equal parts of the run."""
     known = [r for r in run.records if r.get("kind") == "train" and {"nll", "kl", "epoch"} <= {*r}]
-    count = min(POINTS, len(known))
-    cuts = [len(known) * place // count for place in range(count + 1)] if count else []
-    for start, end in pairwise(cuts):
-        part = known[start:end]
+    for part in equal_parts(known, POINTS):
         values = {key: f"{fmean(r[key] for r in part):.3g}" for key in ("nll", "kl")}
         last = part[-1]
         yield {

@@ -23,6 +23,7 @@ from fastaug import cli, figures
 from fastaug.config import TrainConfig
 from fastaug.experiments.paper_figures import FIGURES, draw_figures
 from fastaug.experiments.plotting import Drawn
+from fastaug.experiments.record import write_record
 from fastaug.experiments.results import find_results
 from fastaug.experiments.selection import select_families
 from fastaug.experiments.tables import TABLES
@@ -294,6 +295,24 @@ def test_curves_are_means_over_parts_and_seeds(tmp_path: Path) -> None:
     assert (y[0], y[-1]) == (pytest.approx(2.515), pytest.approx(2.735))
     assert bars(nll)[0] == pytest.approx((100 / 12, 2.015, 3.015))
     assert lines(kl) == {f"K=4 {WITH}": (pytest.approx(x), pytest.approx([0.15] * 12))}
+
+
+def test_curves_of_a_record_are_those_of_its_runs(tmp_path: Path) -> None:
+    """29 records: the twelve parts do not end at twelfths of the run."""
+    records = [
+        {"kind": "train", "step": n, "epoch": 24 * n / 29, "nll": float(n), "kl": 0.0}
+        for n in range(1, 30)
+    ]
+    config = BASE.replace(views=1, epochs=24)
+    write_run(tmp_path / "run/first", config, measures(0.5), lines=records)
+    write_record(tmp_path / "record", find_results([tmp_path / "run"]).runs)
+    for folder in ("run", "record"):
+        (drawn,) = draw_figures(select_families(find_results([tmp_path / folder])), ["curves"])
+        x, y = lines(axes(drawn)[0])[f"K=1 {WITHOUT}"]
+        assert x == pytest.approx([100 * part / 12 for part in range(1, 13)])
+        # The first part has records 1 and 2, the second 3 and 4, the third 5, 6 and 7; the last 27
+        # to 29.
+        assert [*y[:3], y[-1]] == pytest.approx([1.5, 3.5, 6, 28])
 
 
 @pytest.mark.parametrize(
