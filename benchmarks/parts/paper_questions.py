@@ -188,7 +188,7 @@ QUESTIONS: Sequence[Question] = (
                 _cost(k, kl_weight=weight, epochs=epochs),
                 _cost(1, epochs=k * epochs),
             )
-            for k, epochs in ((4, 320), (4, 80), (8, 80), (8, 160))
+            for k, epochs in ((4, 320), (4, 80), (8, 80))
             for weight in (1, 0)
         ],
     ),

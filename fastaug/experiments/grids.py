@@ -244,7 +244,6 @@ _EXPERIMENTS = (
         Grid("small-cifar", (8,), ("losses",), (0.0, 1.0), _TWO_RATES, (80,), most_seeds=3),
         Grid("small-cifar", (1,), ("losses",), (0.0,), _TWO_OF_ONE, (640, 1280), most_seeds=5),
         Grid("small-cifar", (4,), ("losses",), (0.0, 1.0), _TWO_RATES, (320,), most_seeds=5),
-        Grid("small-cifar", (8,), ("losses",), (0.0, 1.0), _TWO_RATES, (160,), most_seeds=3),
         seeds=8,
         compares_epochs=True,
     ),
