@@ -21,12 +21,17 @@ def git(folder: Path, *words: str) -> str:
 
 def test_the_commit_of_a_checkout(tmp_path: Path) -> None:
     git(tmp_path, "init")
-    (tmp_path / "file").write_text("1")
-    git(tmp_path, "add", "file")
+    results = tmp_path / "benchmarks" / "results"
+    results.mkdir(parents=True)
+    for file in (tmp_path / "file", results / "runs.csv"):
+        file.write_text("1")
+    git(tmp_path, "add", ".")
     git(tmp_path, "commit", "-m", "one")
     git(tmp_path, "tag", "-a", "v1", "-m", "v1")
     commit = git(tmp_path, "rev-parse", "HEAD")[:12]
     assert source_commit(tmp_path) == commit
+    (results / "runs.csv").write_text("2")
+    assert source_commit(tmp_path) == commit, "results are no code"
     (tmp_path / "file").write_text("2")
     assert source_commit(tmp_path) == f"{commit}-dirty"
 
