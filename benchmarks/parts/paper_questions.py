@@ -114,12 +114,15 @@ QUESTIONS: Sequence[Question] = (
         [
             Comparison("K=4 - K=1, 80 epochs", _plain(4), _plain(1), "about 0", 0),
             Comparison("K=8 - K=1, 80 epochs", _plain(8), _plain(1), "about 0", 0),
-            Comparison(
-                "K=4 for 320 epochs - K=1 for 1,280",
-                _cost(4, epochs=320),
-                _cost(1, epochs=1280),
-                "about 0",
-                0,
+            *(
+                Comparison(
+                    f"K=4 for 320 epochs - K=1 for {epochs:,}",
+                    _cost(4, epochs=320),
+                    _cost(1, epochs=epochs),
+                    "about 0",
+                    0,
+                )
+                for epochs in (320, 1280)
             ),
         ],
         measure="invariance",
@@ -178,6 +181,15 @@ QUESTIONS: Sequence[Question] = (
             Comparison("K=4, λ=0 - K=1", _plain(4), _plain(1), "+0.9"),
             Comparison("K=8, λ=1 - K=1", _kl(8), _plain(1), "+1.8"),
             Comparison("K=8, λ=0 - K=1", _plain(8), _plain(1), "+0.9"),
+            *(
+                Comparison(
+                    f"K=4, λ={weight} - K=1, 320 epochs",
+                    _cost(4, kl_weight=weight, epochs=320),
+                    _cost(1, epochs=320),
+                    paper,
+                )
+                for weight, paper in ((1, "+1.8"), (0, "+0.9"))
+            ),
         ],
     ),
     Question(

@@ -267,6 +267,7 @@ _EXPERIMENTS = (
         "in small: stronger augmentation",
         Grid("small-cifar-randaugment", (1,), ("losses",), (0.0,), _RATES_OF_ONE),
         Grid("small-cifar-randaugment", (4,), ("losses",), (0.0, 1.0), _RATES),
+        seeds=3,
     ),
     _small(
         "small-batchnorm",
