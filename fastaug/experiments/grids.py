@@ -157,8 +157,8 @@ _RATES, _RATES_OF_ONE = _powers(-8, -9, -10), _powers(-9, -10, -11)
 """Rates of small-cifar for several views and for one, as many for each. With 2**-7 and eight views
 a run of 512 images learned nothing for 30 epochs; with 2**-8 and one view a run of 960 epochs
 diverged, and runs of 80 were worse than with 2**-9 and 2**-10."""
-_LOW_RATES, _LOW_OF_ONE = (*_RATES, 2**-11), (*_RATES_OF_ONE, 2**-12)
-"""With one lower rate: for fine-tuning the lowest of three was the best."""
+_LOWER, _LOWER_OF_ONE = _powers(-11), _powers(-12)
+"""For settings that were best with the lowest of three."""
 _TWO_RATES, _TWO_OF_ONE = _powers(-8, -9), _powers(-9, -10)
 """Of those, for settings beside the main ones and for the longest runs."""
 
@@ -235,6 +235,7 @@ _EXPERIMENTS = (
         Grid("small-cifar", (4,), ("logits",), (0.0, 1.0), _RATES, most_seeds=5),
         Grid("small-cifar", (4,), ("probs",), (0.0, 1.0), _TWO_RATES, most_seeds=3),
         Grid("small-cifar", (2, 8), ("losses", "logits"), (0.0, 1.0), _TWO_RATES, most_seeds=3),
+        Grid("small-cifar", (4,), ("losses", "logits"), (0.0,), _LOWER),
         seeds=8,
     ),
     # K views for E epochs cost as much as one view for K times E epochs.
@@ -252,8 +253,9 @@ _EXPERIMENTS = (
     _small(
         "small-finetune",
         "in small: fine-tuning on other classes, at equal epochs and at equal compute",
-        Grid("small-cifar-finetune", (1,), ("losses",), (0.0,), _LOW_OF_ONE, (80, 320, 640)),
-        Grid("small-cifar-finetune", (4, 8), ("losses",), (0.0, 1.0), _LOW_RATES, (80,)),
+        Grid("small-cifar-finetune", (1,), ("losses",), (0.0,), _RATES_OF_ONE, (80, 320, 640)),
+        Grid("small-cifar-finetune", (1,), ("losses",), (0.0,), _LOWER_OF_ONE, (80, 320, 640)),
+        Grid("small-cifar-finetune", (4, 8), ("losses",), (0.0, 1.0), _RATES + _LOWER, (80,)),
         compares_epochs=True,
     ),
     _small(
