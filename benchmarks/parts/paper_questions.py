@@ -200,7 +200,7 @@ QUESTIONS: Sequence[Question] = (
                 _cost(k, kl_weight=weight, epochs=epochs),
                 _cost(1, epochs=k * epochs),
             )
-            for k, epochs in ((4, 320), (4, 80), (8, 80))
+            for k, epochs in ((4, 80), (2, 80), (8, 80), (4, 320))
             for weight in (1, 0)
         ],
     ),

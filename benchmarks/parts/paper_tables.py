@@ -19,6 +19,8 @@ from parts.results import Table
 
 _TARGETS = (45, 46, 47, 48, 49, 50)
 """Accuracies in percent for the time table."""
+_EPOCHS = 80
+"""Of most runs."""
 
 
 # --- tables ---
@@ -29,11 +31,14 @@ def claims(record: Record) -> list[str]:
     lines = []
     for question in QUESTIONS:
         row = next((r for r in question.rows if question.gap(record, r)), None)
-        found = _text(question.gap(record, row), question.measure) if row else ""
+        gap = question.gap(record, row) if row else None
+        found = _text(gap, question.measure)
         unit = f"{found} {_UNITS[question.measure]}" if found else ""
-        cells = [row.text, unit, row.paper] if row else ["", "", ""]
+        seeds = str(gap.seeds) if gap else ""
+        cells = [row.text, unit, seeds, row.paper] if row else ["", "", "", ""]
         lines.append([question.text, *cells, question.summary(record)])
-    return Table(["claim", "difference", "here", "in the paper", "seen"], lines).markdown()
+    head = ["claim", "difference", "here", "seeds", "in the paper", "seen"]
+    return Table(head, lines).markdown()
 
 
 def comparisons(record: Record) -> list[str]:
@@ -152,21 +157,33 @@ def _cost_text(cost: float | None, speed: float, *, at_most: bool) -> str:
 
 
 def in_short(record: Record) -> list[str]:
-    """The rows of the README."""
+    """Settings with averaged losses by their cost."""
     views, cost = partial(Point, "small-views"), partial(Point, "small-compute")
     points = {
         "K=1, 80 epochs": views(1),
-        "K=1, 320 epochs": cost(1, epochs=320),
-        "K=4, 80 epochs": views(4),
+        "K=2 + KL, 80 epochs": cost(2, kl_weight=1.0, epochs=80),
+        "K=1, 160 epochs": cost(1, epochs=160),
         "K=4 + KL, 80 epochs": views(4, kl_weight=1.0),
+        "K=4, 80 epochs": views(4),
+        "K=1, 320 epochs": cost(1, epochs=320),
+        "K=8 + KL, 80 epochs": views(8, kl_weight=1.0),
+        "K=1, 640 epochs": cost(1, epochs=640),
+        "K=4 + KL, 320 epochs": cost(4, kl_weight=1.0, epochs=320),
+        "K=4, 320 epochs": cost(4, epochs=320),
+        "K=1, 1,280 epochs": cost(1, epochs=1280),
     }
-    lines = []
-    found = [record.chosen(point) for point in points.values()]
     measures = (*_MEASURES, ("nll", 1.0))
-    names = ("top-1 %", "top-1 % with TTA", "invariance, nats", "test loss, nats")
-    for name, (measure, scale) in zip(names, measures, strict=True):
-        lines.append([name, *(_mean(c, measure, scale) if c else NOT_RUN for c in found)])
-    return Table(["", *points], lines).markdown()
+    lines = []
+    for name, point in points.items():
+        chosen = record.chosen(point)
+        times = f"{point.views * (point.epochs or _EPOCHS) // _EPOCHS} x"
+        if chosen is None:
+            lines.append([name, times, "", *(NOT_RUN for _ in measures)])
+        else:
+            cells = [_mean(chosen, measure, scale) for measure, scale in measures]
+            lines.append([name, times, str(len(chosen.runs)), *cells])
+    head = ["setting", "compute", "seeds", "top-1 %", "TTA %", "invariance", "test loss"]
+    return Table(head, lines).markdown()
 
 
 TABLES: Mapping[str, Callable[[Record], list[str]]] = {

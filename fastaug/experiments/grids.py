@@ -243,7 +243,8 @@ _EXPERIMENTS = (
     _small(
         "small-compute",
         "in small: accuracy at equal compute, K views against more epochs",
-        Grid("small-cifar", (1,), ("losses",), (0.0,), _RATES_OF_ONE, (80, 320)),
+        Grid("small-cifar", (1,), ("losses",), (0.0,), _RATES_OF_ONE, (80, 160, 320)),
+        Grid("small-cifar", (2,), ("losses",), (0.0, 1.0), _TWO_RATES, (80,)),
         Grid("small-cifar", (4,), ("losses",), (0.0, 1.0), _RATES, (80,)),
         Grid("small-cifar", (4,), ("losses",), (0.0,), _LOWER, (80,)),
         Grid("small-cifar", (8,), ("losses",), (0.0, 1.0), _TWO_RATES, (80,), most_seeds=3),

@@ -209,7 +209,7 @@ def test_a_claim_counts_the_verdicts_of_its_differences(record: Record) -> None:
     assert len(lines) == len(QUESTIONS) + 2
     # TTA: +2.0 with both seeds of both settings; K=1 was not run in this sweep.
     tta = lines["averaging predictions over views at test time helps"]
-    assert tta.endswith("| K=4, λ=0: TTA - central crop | **+2.0 ± 0.0** points | +1.8 | yes |")
+    assert tta.endswith("| K=4, λ=0: TTA - central crop | **+2.0 ± 0.0** points | 2 | +1.8 | yes |")
     # The first difference that was run stands for the claim.
     kl = lines["the KL (λ = 1) improves accuracy with all objectives"]
     assert kl.endswith("| K=4, losses: λ=1 - λ=0 | +4.5 ± 1.5 points | +0.9 | unclear |")
