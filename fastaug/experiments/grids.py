@@ -237,6 +237,7 @@ _EXPERIMENTS = (
         Grid("small-cifar", (2, 8), ("losses", "logits"), (0.0, 1.0), _TWO_RATES, most_seeds=3),
         Grid("small-cifar", (4,), ("losses",), (0.0,), _LOWER),
         Grid("small-cifar", (4,), ("logits",), (0.0,), _LOWER, most_seeds=5),
+        Grid("small-cifar", (2, 8), ("logits",), (0.0,), _powers(-10, -11), most_seeds=3),
         seeds=8,
     ),
     # K views for E epochs cost as much as one view for K times E epochs.
