@@ -183,6 +183,15 @@ QUESTIONS: Sequence[Question] = (
             Comparison("K=8, λ=0 - K=1", _plain(8), _plain(1), "+0.9"),
             *(
                 Comparison(
+                    f"K=2, λ={weight} - K=1",
+                    _cost(2, kl_weight=weight, epochs=80),
+                    _cost(1, epochs=80),
+                    paper,
+                )
+                for weight, paper in ((1, "+1.8"), (0, "+0.9"))
+            ),
+            *(
+                Comparison(
                     f"K=4, λ={weight} - K=1, 320 epochs",
                     _cost(4, kl_weight=weight, epochs=320),
                     _cost(1, epochs=320),
