@@ -20,7 +20,7 @@ from parts.results import Table
 _TARGETS = (45, 46, 47, 48, 49, 50)
 """Accuracies in percent for the time table."""
 _EPOCHS = 80
-"""Of most runs."""
+"""Length of most runs: the compute of one view for as long is 1 x."""
 
 
 # --- tables ---
