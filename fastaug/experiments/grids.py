@@ -157,10 +157,10 @@ _RATES, _RATES_OF_ONE = _powers(-8, -9, -10), _powers(-9, -10, -11)
 """Rates of small-cifar for several views and for one, as many for each. With 2**-7 and eight views
 a run of 512 images learned nothing for 30 epochs; with 2**-8 and one view a run of 960 epochs
 diverged, and runs of 80 were worse than with 2**-9 and 2**-10."""
-_LOWER, _LOWER_OF_ONE = _powers(-11), _powers(-12)
-"""For settings that were best with the lowest of three."""
 _TWO_RATES, _TWO_OF_ONE = _powers(-8, -9), _powers(-9, -10)
 """Of those, for settings beside the main ones and for the longest runs."""
+_LOWER, _LOWER_OF_ONE = _powers(-11), _powers(-12)
+"""Added for settings that were best with the lowest of three."""
 
 _EXPERIMENTS = (
     _cifar(
@@ -257,8 +257,14 @@ _EXPERIMENTS = (
     _small(
         "small-finetune",
         "in small: fine-tuning on other classes, at equal epochs and at equal compute",
-        Grid("small-cifar-finetune", (1,), ("losses",), (0.0,), _RATES_OF_ONE, (80, 320, 640)),
-        Grid("small-cifar-finetune", (1,), ("losses",), (0.0,), _LOWER_OF_ONE, (80, 320, 640)),
+        Grid(
+            "small-cifar-finetune",
+            (1,),
+            ("losses",),
+            (0.0,),
+            _RATES_OF_ONE + _LOWER_OF_ONE,
+            (80, 320, 640),
+        ),
         Grid("small-cifar-finetune", (4, 8), ("losses",), (0.0, 1.0), _RATES + _LOWER, (80,)),
         compares_epochs=True,
     ),
