@@ -368,6 +368,14 @@ def small_cifar_resnet18() -> TrainConfig:
     return _small("resnet18-16")
 
 
+def small_cifar_4096() -> TrainConfig:
+    """small-cifar with 4,096 training images, at K=4.
+
+    With the 1,024 images of small-cifar, long runs of several views fit all images.
+    """
+    return small_cifar().replace(recipe="small-cifar-4096", train_images=4096, views=4)
+
+
 def small_cifar_randaugment() -> TrainConfig:
     """small-cifar with RandAugment, at K=4.
 
@@ -416,6 +424,7 @@ RECIPES: dict[str, Callable[[], TrainConfig]] = {
         small_cifar_wrn_10_1,
         small_cifar_wrn_16_2,
         small_cifar_resnet18,
+        small_cifar_4096,
         small_cifar_randaugment,
         small_cifar_finetune,
     )

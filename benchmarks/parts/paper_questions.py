@@ -73,6 +73,7 @@ class Question:
 _views = partial(Point, "small-views")
 _plain, _kl = partial(_views, kl_weight=0.0), partial(_views, kl_weight=1.0)
 _cost = partial(Point, "small-compute")
+_more = partial(Point, "small-data", epochs=80)
 _tuned = partial(Point, "small-finetune")
 _NORMED = "resnet18-16"
 _norm = partial(Point, "small-batchnorm", model=_NORMED)
@@ -137,6 +138,9 @@ QUESTIONS: Sequence[Question] = (
                 _cost(4, epochs=320),
                 "+0.9",
             ),
+            Comparison(
+                "4,096 images, K=4, losses: λ=1 - λ=0", _more(4, kl_weight=1.0), _more(4), "+0.9"
+            ),
         ],
     ),
     Question(
@@ -147,6 +151,13 @@ QUESTIONS: Sequence[Question] = (
                 "K=4 for 320 epochs, losses: λ=1 - λ=0",
                 _cost(4, kl_weight=1.0, epochs=320),
                 _cost(4, epochs=320),
+                "negative",
+                -1,
+            ),
+            Comparison(
+                "4,096 images, K=4, losses: λ=1 - λ=0",
+                _more(4, kl_weight=1.0),
+                _more(4),
                 "negative",
                 -1,
             ),
@@ -199,6 +210,15 @@ QUESTIONS: Sequence[Question] = (
                 )
                 for weight, paper in ((1, "+1.8"), (0, "+0.9"))
             ),
+            *(
+                Comparison(
+                    f"4,096 images: K=4, λ={weight} - K=1",
+                    _more(4, kl_weight=weight),
+                    _more(1),
+                    paper,
+                )
+                for weight, paper in ((1, "+1.8"), (0, "+0.9"))
+            ),
         ],
     ),
     Question(
@@ -210,6 +230,14 @@ QUESTIONS: Sequence[Question] = (
                 _cost(1, epochs=k * epochs),
             )
             for k, epochs in ((4, 80), (2, 80), (8, 80), (4, 320))
+            for weight in (1, 0)
+        ]
+        + [
+            Comparison(
+                f"4,096 images: K=4 for 80 epochs, λ={weight} - K=1 for 320",
+                _more(4, kl_weight=weight),
+                _more(1, epochs=320),
+            )
             for weight in (1, 0)
         ],
     ),

@@ -136,11 +136,16 @@ def _imagenet(name: str, about: str, *grids: Grid) -> Experiment:
 
 
 def _small(
-    name: str, about: str, *grids: Grid, seeds: int = 5, compares_epochs: bool = False
+    name: str,
+    about: str,
+    *grids: Grid,
+    seeds: int = 5,
+    compares_epochs: bool = False,
+    images: int = 1024,
 ) -> Experiment:
     """A question of docs/paper.md in small. Every setting is tuned over the same rates, with two
     seeds."""
-    return Experiment(name, about, grids, seeds, 2, compares_epochs, images=1024)
+    return Experiment(name, about, grids, seeds, 2, compares_epochs, images)
 
 
 def _mini(recipe: str, about: str) -> Experiment:
@@ -300,6 +305,17 @@ _EXPERIMENTS = (
             for shape in ("10-1", "16-2")
         ),
         seeds=3,
+    ),
+    # 80 epochs are as many updates as 320 epochs of small-compute, where the regularizer has no
+    # visible effect and all images are fitted.
+    _small(
+        "small-data",
+        "in small: four times the images, at equal epochs and at equal compute",
+        Grid("small-cifar-4096", (4,), ("losses",), (0.0, 1.0), _TWO_RATES, (80,)),
+        Grid("small-cifar-4096", (1,), ("losses",), (0.0,), _TWO_OF_ONE, (80, 320)),
+        seeds=3,
+        compares_epochs=True,
+        images=4096,
     ),
 )
 EXPERIMENTS = {experiment.name: experiment for experiment in _EXPERIMENTS}
