@@ -260,6 +260,7 @@ QUESTIONS: Sequence[Question] = (
                 f"{model}, K=4: λ=1 - λ=0",
                 Point("small-capacity", 4, kl_weight=1.0, model=model),
                 Point("small-capacity", 4, model=model),
+                "positive",
             )
             for model in (_LARGER, _SMALLER)
         ],
@@ -277,6 +278,7 @@ QUESTIONS: Sequence[Question] = (
             Comparison("K=4, logits, λ=0 - K=1", _norm(4, "logits"), _norm(1), "positive"),
             Comparison("K=4, losses, λ=0 - K=1", _norm(4), _norm(1), "positive"),
             Comparison("K=4, losses: λ=1 - λ=0", _norm(4, kl_weight=1.0), _norm(4), "positive"),
+            Comparison("K=4, λ=0: losses - logits", _norm(4), _norm(4, "logits"), "positive"),
         ],
     ),
     Question(
