@@ -61,7 +61,14 @@ STYLES = {
     "logits": LineStyle("average logits", "#009E73", "v"),
 }
 BLACK, GREY, ORANGE = "#000000", "#666666", "#E69F00"
-_VIEW_COLORS, _VIEW_MARKERS = (BLACK, "#56B4E9", ORANGE, "#CC79A7", "#009E73"), "osD^v"
+_VIEW_STYLES = {
+    1: (BLACK, "o"),
+    2: ("#56B4E9", "s"),
+    4: (ORANGE, "D"),
+    8: ("#CC79A7", "^"),
+    16: ("#009E73", "v"),
+}
+"""Color and marker of the paper's K."""
 
 
 @dataclass(frozen=True)
@@ -207,9 +214,12 @@ def objective_handles(averages: Iterable[str]) -> list[Line2D]:
 
 
 def view_styles(multiplicities: Iterable[int]) -> dict[int, LineStyle]:
-    """Styles of curves for one K each, in ascending order; the first five have one."""
-    styles = zip(multiplicities, _VIEW_COLORS, _VIEW_MARKERS, strict=False)
-    return {k: LineStyle(f"K = {k}", color, marker) for k, color, marker in styles}
+    """Styles of curves for one K each, for the first five. The paper's K look alike in all
+    figures."""
+    shown = list(multiplicities)[: len(_VIEW_STYLES)]
+    free = [style for k, style in _VIEW_STYLES.items() if k not in shown]
+    styles = {k: _VIEW_STYLES.get(k) or free.pop(0) for k in shown}
+    return {k: LineStyle(f"K = {k}", *style) for k, style in styles.items()}
 
 
 def style_handles(styles: Iterable[LineStyle]) -> list[Line2D]:

@@ -22,7 +22,7 @@ from source_imports import imports
 from fastaug import cli, figures
 from fastaug.config import TrainConfig
 from fastaug.experiments.paper_figures import FIGURES, draw_figures
-from fastaug.experiments.plotting import Drawn
+from fastaug.experiments.plotting import Drawn, view_styles
 from fastaug.experiments.record import write_record
 from fastaug.experiments.results import find_results
 from fastaug.experiments.selection import select_families
@@ -268,6 +268,13 @@ def test_compute_has_a_point_for_each_budget(tmp_path: Path) -> None:
     assert lines(tta)[f"K=4 {WITH}"][1] == pytest.approx([60, 68])
     assert [tick.get_text() for tick in central.get_xticklabels()] == ["51k", "102k"]
     assert "each point has the learning rate with the best" in drawn.caption
+
+
+def test_a_number_of_views_looks_alike_in_all_figures() -> None:
+    few, many = view_styles([1, 4, 8]), view_styles([1, 2, 3, 4, 8, 16])
+    assert [few[k] for k in few] == [many[k] for k in few]
+    assert list(many) == [1, 2, 3, 4, 8]
+    assert len({(style.color, style.marker) for style in many.values()}) == 5
 
 
 def test_curves_are_means_over_parts_and_seeds(tmp_path: Path) -> None:
