@@ -78,6 +78,7 @@ _tuned = partial(Point, "small-finetune")
 _NORMED = "resnet18-16"
 _norm = partial(Point, "small-batchnorm", model=_NORMED)
 _strong = partial(Point, "small-randaugment")
+_longer = partial(Point, "small-randaugment-longer")
 _SMALLER, _LARGER = "wrn-10-1", "wrn-16-2"
 
 
@@ -239,6 +240,14 @@ QUESTIONS: Sequence[Question] = (
                 _more(1, epochs=320),
             )
             for weight in (1, 0)
+        ]
+        + [
+            Comparison(
+                f"RandAugment: K=4 for 80 epochs, λ={weight} - K=1 for 320",
+                _longer(4, kl_weight=weight, epochs=80),
+                _longer(1, epochs=320),
+            )
+            for weight in (1, 0)
         ],
     ),
     Question(
@@ -270,6 +279,18 @@ QUESTIONS: Sequence[Question] = (
         [
             Comparison("K=4: λ=1 - λ=0", _strong(4, kl_weight=1.0), _strong(4), "+0.6 (NFNet-F0)"),
             Comparison("K=4, λ=0 - K=1", _strong(4), _strong(1), "+1.0 (NFNet-F0, K=8)"),
+            Comparison(
+                "K=4 for 320 epochs: λ=1 - λ=0",
+                _longer(4, kl_weight=1.0, epochs=320),
+                _longer(4, epochs=320),
+                "+0.6 (NFNet-F0)",
+            ),
+            Comparison(
+                "K=4, λ=0 - K=1, 320 epochs",
+                _longer(4, epochs=320),
+                _longer(1, epochs=320),
+                "+1.0 (NFNet-F0, K=8)",
+            ),
         ],
     ),
     Question(

@@ -215,8 +215,10 @@ _FIGURES = {
     "small-finetune": ("compute",),
     "small-lambda": ("kl-weight",),
     "small-randaugment": ("randaugment",),
+    "small-randaugment-longer": ("compute",),
     "small-batchnorm": ("extended",),
     "small-capacity": ("capacity",),
+    "small-data": ("compute", "curves"),
 }
 
 
