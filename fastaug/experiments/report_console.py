@@ -19,7 +19,7 @@ from fastaug.settings import flag
 
 MAX_ROWS = 20
 _MAX_NAME = 34
-"""Characters of a run's name that leave room for its settings."""
+"""Characters of a run's name that settings leave it at least."""
 _GAP = 2
 _MAX_EVIDENCE = 5
 _MAX_NOTES = 3
@@ -44,6 +44,8 @@ def show_comparison(comparison: Comparison, skipped: Sequence[Skipped]) -> None:
         if _width(column) <= room:
             settings |= column
             room -= _width(column)
+    left = console.width - _width(settings) - _width(measures) - _width(states) - _GAP
+    names = {"run": [_end_of(one.name, max(left, _MAX_NAME)) for one in shown]}
     table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0))
     columns = names | settings | measures | states
     for title in columns:
@@ -57,6 +59,11 @@ def show_comparison(comparison: Comparison, skipped: Sequence[Skipped]) -> None:
         console.print(line, markup=False, soft_wrap=True)
     if effect := comparison.effect():
         console.print(f"\n{effect}\n", markup=False)
+
+
+def _end_of(name: str, length: int) -> Text:
+    """A name, without its beginning if it is too long: runs of a sweep differ at the end."""
+    return Text(name if len(name) <= length else "…" + name[1 - length :])
 
 
 def _width(columns: Mapping[str, Sequence[Text]]) -> int:

@@ -459,6 +459,19 @@ def test_many_runs_are_colored_by_a_setting(
     assert named == [f"run-{place:02}" for place in reversed(range(5, MAX_ROWS + 5))], "newest"
 
 
+def test_a_long_name_leaves_room_for_the_measures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for seed in range(2):
+        folder = tmp_path / f"{'long-' * 20}s{seed}"
+        write_run(folder, PLAIN.replace(seed=seed), measures(0.9))
+    written(tmp_path)
+    _, *rows = [line.split() for line in capsys.readouterr().out.splitlines()[:3]]
+    assert {row[0][-8:] for row in rows} == {"-long-s0", "-long-s1"}
+    assert all("90.0%" in row and row[-1] == "finished" for row in rows)
+
+
 def test_many_runs_without_a_setting_to_color_by_have_the_best_in_color(tmp_path: Path) -> None:
     for seed in range(MAX_COLORS + 3):
         folder = tmp_path / str(seed)
