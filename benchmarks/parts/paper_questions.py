@@ -7,13 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from fastaug.experiments.difference import Difference, difference
+from fastaug.experiments.difference import EQUAL_WITHIN, Difference, difference
 from parts.paper_record import Point, Record
 
 NOT_RUN, UNCLEAR = "not run", "unclear"
-EQUAL = {"top1": 0.01, "invariance": 0.1}
-"""Two settings are called equal if the 95% confidence interval of their difference contains 0 and
-reaches less than this to each side."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +52,7 @@ class Question:
         if gap is None or gap.seeds == 1 or row.claim is None:
             return ""
         if row.claim == 0:
-            equal = "yes" if gap.margin < EQUAL[self.measure] else UNCLEAR
+            equal = "yes" if gap.is_within(EQUAL_WITHIN[self.measure]) else UNCLEAR
             return "no" if gap.is_clear else equal
         if not gap.is_clear:
             return UNCLEAR

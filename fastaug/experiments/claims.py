@@ -1,6 +1,7 @@
 """The paper's five claims, checked with the runs of a family: seen, in part, not seen, or not run.
 
-A difference counts if the 95% confidence interval of its mean does not contain 0 (difference.py).
+A difference counts if the 95% confidence interval of its mean does not contain 0, and two settings
+are equal if it contains 0 and nothing as large as a point (difference.py).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from itertools import combinations
 from statistics import fmean
 from typing import Literal
 
-from fastaug.experiments.difference import Difference, difference
+from fastaug.experiments.difference import EQUAL_WITHIN, Difference, difference
 from fastaug.experiments.run import AVERAGES
 from fastaug.experiments.selection import Chosen, Selected
 
@@ -123,7 +124,7 @@ def _regularizer_helps(selected: Selected) -> Claim:
 
 
 def _regularized_are_equal(selected: Selected) -> Claim:
-    text = "With the regularizer the three objectives are equally accurate, within noise"
+    text = "With the regularizer the three objectives are equally accurate, within a point"
     views = selected.largest_k
     chosen = {a: c for a in AVERAGES if (c := selected.at_weight(views, a, 1)) is not None}
     if views == 1 or len(chosen) < 2:
@@ -140,16 +141,19 @@ def _regularized_are_equal(selected: Selected) -> Claim:
         f"range of the means: {100 * regularized:.1f} points with the regularizer, "
         f"{100 * plain:.1f} without"
     )
-    equal = not any(gap.is_clear and gap.seeds > 1 for gap in pairs.values())
-    verdict: Verdict = "seen" if equal else "in part" if regularized < plain / 2 else "not seen"
     missing = _missing(len(chosen))
-    verdict = "in part" if missing and verdict == "seen" else verdict
+    verdict: Verdict = "in part"
+    if any(gap.is_clear and gap.seeds > 1 for gap in pairs.values()):
+        verdict = "in part" if regularized < plain / 2 else "not seen"
+    elif all(_is_equal(gap) for gap in pairs.values()) and not missing:
+        verdict = "seen"
     return Claim(text, verdict, tuple(evidence + missing))
 
 
 def _weight_is_flat(selected: Selected) -> Claim:
     low, high = AROUND_ONE
-    text = f"Accuracy is flat in the KL weight around 1 ({low:g} to {high:g}), and lower at 0"
+    around = f"around 1 ({low:g} to {high:g}), within a point"
+    text = f"Accuracy is flat in the KL weight {around}, and lower at 0"
     views = selected.largest_k
     weights = {
         setting.kl_weight: chosen
@@ -166,8 +170,8 @@ def _weight_is_flat(selected: Selected) -> Claim:
         if gap and weight != 1
     )
     at_zero = gaps[0.0]
-    flat = [gap is not None and not gap.is_clear for weight, gap in gaps.items() if weight in near]
-    return Claim(text, _verdict(all(flat), at_zero is not None and at_zero.is_loss), evidence)
+    flat = all(_is_equal(gap) for weight, gap in gaps.items() if weight in near)
+    return Claim(text, _verdict(flat, at_zero is not None and at_zero.is_loss), evidence)
 
 
 def _views_help_at_test_time(selected: Selected) -> Claim:
@@ -189,6 +193,10 @@ def _views_help_at_test_time(selected: Selected) -> Claim:
     if len(clear) == len(gains):
         return Claim(text, "seen", tuple(evidence))
     return Claim(text, "in part" if mean > 0 and clear else "not seen", tuple(evidence))
+
+
+def _is_equal(gap: Difference | None) -> bool:
+    return gap is not None and gap.is_within(EQUAL_WITHIN["top1"])
 
 
 def _verdict(*found: bool) -> Verdict:

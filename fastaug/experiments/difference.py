@@ -13,6 +13,8 @@ _QUANTILES = (
     *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
 )
 """97.5% quantiles of Student's t with 1, 2, ... degrees of freedom; the last one for more, too."""
+EQUAL_WITHIN = {"top1": 0.01, "invariance": 0.1}
+"""Differences below this are of no importance: what "equally accurate" means, for each measure."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,10 @@ class Difference:
     def is_clear(self) -> bool:
         """True if the confidence interval does not contain 0; of one seed any difference is."""
         return abs(self.mean) > self.margin
+
+    def is_within(self, bound: float) -> bool:
+        """True if the confidence interval contains 0 and nothing as large as the bound."""
+        return self.seeds > 1 and not self.is_clear and abs(self.mean) + self.margin < bound
 
     @property
     def is_gain(self) -> bool:

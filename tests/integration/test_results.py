@@ -227,11 +227,11 @@ LIKE_THE_PAPER = {
     (4, "losses", 0.0): ([0.54, 0.55, 0.56], 0.6),
     (4, "probs", 0.0): ([0.50, 0.51, 0.53], 0.8),
     (4, "logits", 0.0): ([0.46, 0.48, 0.48], 1.2),
-    (4, "losses", 1.0): ([0.58, 0.59, 0.59], 0.2),
-    (4, "probs", 1.0): ([0.59, 0.58, 0.59], 0.2),
-    (4, "logits", 1.0): ([0.57, 0.60, 0.59], 0.2),
-    (4, "losses", 0.5): ([0.59, 0.58, 0.59], 0.3),
-    (4, "losses", 2.0): ([0.57, 0.60, 0.58], 0.1),
+    (4, "losses", 1.0): ([0.580, 0.590, 0.590], 0.2),
+    (4, "probs", 1.0): ([0.581, 0.590, 0.592], 0.2),
+    (4, "logits", 1.0): ([0.579, 0.591, 0.589], 0.2),
+    (4, "losses", 0.5): ([0.580, 0.588, 0.592], 0.3),
+    (4, "losses", 2.0): ([0.579, 0.592, 0.588], 0.1),
 }
 Values = dict[tuple[int, str, float], tuple[list[float], float]]
 
@@ -274,6 +274,9 @@ def test_what_the_paper_found_is_seen(claims: Callable[[Values], list[Claim]]) -
         # One objective stays behind, a little or as much as without.
         (2, {(4, "logits", 1.0): ([0.56, 0.57, 0.57], 0.2)}, "in part"),
         (2, {(4, "logits", 1.0): ([0.50, 0.51, 0.51], 0.2)}, "not seen"),
+        # No difference, but seeds that vary too much to call it equality.
+        (2, {(4, "probs", 1.0): ([0.59, 0.58, 0.59], 0.2)}, "in part"),
+        (3, {(4, "losses", 2.0): ([0.57, 0.60, 0.58], 0.1)}, "in part"),
         # Not flat; or flat, but 0 is no worse.
         (3, {(4, "losses", 2.0): ([0.48, 0.49, 0.49], 0.1)}, "in part"),
         (3, {(4, "losses", 0.0): ([0.60, 0.59, 0.61], 0.6)}, "in part"),
