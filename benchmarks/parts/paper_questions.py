@@ -74,6 +74,7 @@ _more = partial(Point, "small-data", epochs=80)
 _tuned = partial(Point, "small-finetune")
 _NORMED = "resnet18-16"
 _norm = partial(Point, "small-batchnorm", model=_NORMED)
+_norm_longer = partial(Point, "small-batchnorm-longer", model=_NORMED)
 _strong = partial(Point, "small-randaugment")
 _longer = partial(Point, "small-randaugment-longer")
 _SMALLER, _LARGER = "wrn-10-1", "wrn-16-2"
@@ -240,10 +241,11 @@ QUESTIONS: Sequence[Question] = (
         ]
         + [
             Comparison(
-                f"RandAugment: K=4 for 80 epochs, λ={weight} - K=1 for 320",
-                _longer(4, kl_weight=weight, epochs=80),
-                _longer(1, epochs=320),
+                f"{what}: K=4 for 80 epochs, λ={weight} - K=1 for 320",
+                point(4, kl_weight=weight, epochs=80),
+                point(1, epochs=320),
             )
+            for what, point in (("RandAugment", _longer), ("batch norm", _norm_longer))
             for weight in (1, 0)
         ],
     ),

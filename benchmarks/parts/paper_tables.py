@@ -217,6 +217,7 @@ _FIGURES = {
     "small-randaugment": ("randaugment",),
     "small-randaugment-longer": ("compute",),
     "small-batchnorm": ("extended",),
+    "small-batchnorm-longer": ("compute",),
     "small-capacity": ("capacity",),
     "small-data": ("compute", "curves"),
 }
