@@ -186,12 +186,40 @@ def in_short(record: Record) -> list[str]:
     return Table(head, lines).markdown()
 
 
+_REGIMES = {
+    "1,024 images": partial(Point, "small-compute"),
+    "4,096 images": partial(Point, "small-data"),
+    "1,024 images, batch norm": partial(Point, "small-batchnorm-longer", model="resnet18-16"),
+    "1,024 images, RandAugment": partial(Point, "small-randaugment-longer"),
+    "256 images, fine-tuning": partial(Point, "small-finetune"),
+}
+"""Where K=4 for 80 epochs was compared with K=1 for as long and for four times as long."""
+
+
+def gains(record: Record) -> list[str]:
+    """Top-1 of four views minus that of one, at equal epochs and at equal compute."""
+    lines = []
+    for name, point in _REGIMES.items():
+        cells, seeds = [], set()
+        for weight in (1.0, 0.0):
+            four = record.chosen(point(4, kl_weight=weight, epochs=80))
+            for epochs in (80, 320):
+                one = record.chosen(point(1, epochs=epochs))
+                gap = difference(four, one, "top1") if four and one else None
+                cells.append(_text(gap, "top1") or NOT_RUN)
+                seeds |= {gap.seeds} if gap else set()
+        lines.append([name, *cells, ", ".join(map(str, sorted(seeds)))])
+    columns = [f"K=4{kl}, equal {what}" for kl in (" + KL", "") for what in ("epochs", "compute")]
+    return Table(["", *columns, "seeds"], lines).markdown()
+
+
 TABLES: Mapping[str, Callable[[Record], list[str]]] = {
     "paper-claims": claims,
     "paper-comparisons": comparisons,
     "paper-settings": settings,
     "paper-time": time_to_accuracy,
     "paper-short": in_short,
+    "paper-gains": gains,
 }
 
 
