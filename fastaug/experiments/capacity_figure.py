@@ -28,7 +28,7 @@ from fastaug.experiments.plotting import (
 from fastaug.experiments.published import same_but_model
 from fastaug.experiments.results import slug_of
 from fastaug.experiments.run import AVERAGES
-from fastaug.experiments.selection import REGULARIZER, Selected
+from fastaug.experiments.selection import REGULARIZER, Selected, missing_objectives
 from fastaug.kernels.config import Average
 
 if TYPE_CHECKING:
@@ -99,6 +99,8 @@ def _draw_capacity(group: _Group, caption: str) -> Drawn | None:
         ax = figure.add_subplot(2, columns, place)
         curves |= _draw_direction(ax, direction, measure, views, notes)
         ax.set_title(f"{direction.title}: {measure.title}")
+    if absent := missing_objectives(curves, AVERAGES):
+        notes.append(f"not run: {', '.join(absent)}")
     objectives = objective_handles(average for average, _ in curves)
     others = regularizer_handles(first.regularizer_weight, (how for _, how in curves))
     finish(figure, f"{title}, K = {views}", [objectives, others], notes)
@@ -114,9 +116,10 @@ def _draw_direction(
     sizes = sorted(direction.families)
     places = [(size, direction.families[size], views) for size in sizes]
     for (average, regularized), found in objective_curves(places, measure, AVERAGES).items():
-        if not found.empty:
-            draw_curve(ax, found, average, regularized=regularized)
-            drawn.add((average, regularized))
+        if found.empty:
+            continue
+        draw_curve(ax, found, average, regularized=regularized)
+        drawn.add((average, regularized))
         if found.gaps:
             what = f"average {average} {REGULARIZER[regularized]} has no {measure.name}"
             notes.append(f"{what} at {direction.label} {found.gap_list}")

@@ -215,7 +215,8 @@ def test_capacity(runs: RunWriter) -> None:
     assert lines(width_invariance)[f"losses {WITHOUT}"][1] == pytest.approx([0.4, 0.38, 0.36])
     assert width.get_title().startswith("depth 16")
     assert depth.get_title().startswith("width 4")
-    assert f"average losses {WITH} has no top1 at width 8" in drawn.notes
+    gaps = [f"average losses {WITH} has no {name} at width 8" for name in ("top1", "invariance")]
+    assert list(drawn.notes) == [*gaps, "not run: average probs, average logits"]
 
 
 def test_randaugment_has_a_row_for_each_network(runs: RunWriter) -> None:
