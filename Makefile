@@ -16,7 +16,7 @@ help:
 	@echo "make test-all  all tests: those, emulated GPU code, benchmarks and stress, in about 12 minutes"
 	@echo "make bench   images per second versus K and what GPUs should do, quick forms, in about 2 minutes"
 	@echo "make paper-mini  how the paper's claims are checked, on the built-in data or DATA=CIFAR-LIKE-FOLDER, in ten minutes"
-	@echo "make paper-small DATA=cifar10-16.npz  the runs of docs/paper.md that the record does not have yet, about 5 hours for all; resumable"
+	@echo "make paper-small DATA=cifar10-16.npz  the runs of docs/paper.md that the record does not have yet, about 6 hours for all; resumable"
 	@echo "make check   ruff, ruff format --check, mypy"
 	@echo "make docs    build the documentation into build/site; a broken link fails"
 	@echo "make dist    build the sdist and the wheels into dist/, and check them"

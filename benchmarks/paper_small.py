@@ -2,7 +2,7 @@
 
     python benchmarks/paper_small.py --data cifar10-16.npz [--out runs/paper-small]
 
-About 105 million views: 5 hours on two idle cores with AVX-512 BF16, at the 3,700 views/s of a core
+About 130 million views: 6 hours on two idle cores with AVX-512 BF16, at the 3,500 views/s of a core
 that the record has. In any number of sittings: the same command continues, and what the committed
 record (benchmarks/results/paper-small) already has is not trained again. After each sweep the
 record is written, with one row for each run. `python benchmarks/tables.py` makes the tables and

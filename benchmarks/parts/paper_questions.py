@@ -295,8 +295,8 @@ QUESTIONS: Sequence[Question] = (
     Question(
         "with batch norm, several views help with losses and with logits",
         [
-            Comparison("K=4, logits, λ=0 - K=1", _norm(4, "logits"), _norm(1), "positive"),
             Comparison("K=4, losses, λ=0 - K=1", _norm(4), _norm(1), "positive"),
+            Comparison("K=4, logits, λ=0 - K=1", _norm(4, "logits"), _norm(1), "positive"),
             Comparison("K=4, losses: λ=1 - λ=0", _norm(4, kl_weight=1.0), _norm(4), "positive"),
             Comparison("K=4, λ=0: losses - logits", _norm(4), _norm(4, "logits"), "positive"),
         ],

@@ -312,7 +312,8 @@ _EXPERIMENTS = (
     _small(
         "small-batchnorm-longer",
         "in small: a network with batch norm, at equal compute",
-        Grid("small-cifar-resnet18-16", (1,), ("losses",), (0.0,), _TWO_OF_ONE, (80, 320)),
+        Grid("small-cifar-resnet18-16", (1,), ("losses",), (0.0,), _TWO_OF_ONE, (80,)),
+        Grid("small-cifar-resnet18-16", (1,), ("losses",), (0.0,), _RATES, (320,)),
         Grid("small-cifar-resnet18-16", (4,), ("losses",), (0.0, 1.0), _TWO_RATES, (80,)),
         seeds=3,
         compares_epochs=True,
