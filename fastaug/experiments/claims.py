@@ -13,6 +13,7 @@ from statistics import fmean
 from typing import Literal
 
 from fastaug.experiments.difference import EQUAL_WITHIN, Difference, difference
+from fastaug.experiments.grids import EXPERIMENTS
 from fastaug.experiments.run import AVERAGES
 from fastaug.experiments.selection import Chosen, Selected
 
@@ -58,14 +59,15 @@ class PaperSweep:
 def paper_sweeps(selected: Iterable[Selected]) -> list[PaperSweep]:
     """The families that are sweeps of one of the paper's grids, in whole or in part.
 
-    A sweep has at least four settings and can check a claim on training. Two runs with and without
-    the regularizer are a comparison, and test-time augmentation can be checked with any run.
+    A sweep can check a claim on training, and is one of fastaug.sweep's experiments or has at least
+    four settings. Two other runs with and without the regularizer are a comparison, and test-time
+    augmentation can be checked with any run.
     """
     sweeps = []
     for one in selected:
         *on_training, on_test_time = check_claims(one)
         checked = any(claim.verdict != "not run" for claim in on_training)
-        if checked and len(one.chosen) >= MIN_SETTINGS:
+        if checked and (one.family.sweep in EXPERIMENTS or len(one.chosen) >= MIN_SETTINGS):
             sweeps.append(PaperSweep(one, [*on_training, on_test_time]))
     return sweeps
 

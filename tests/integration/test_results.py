@@ -368,6 +368,15 @@ def test_what_is_a_sweep_of_the_paper_s_grids(
     assert [sweep.selected for sweep in paper_sweeps([selected])] == [selected] * is_sweep
 
 
+@pytest.mark.parametrize(("name", "is_sweep"), [("small-capacity", True), ("mine", False)])
+def test_a_part_of_a_named_experiment_is_a_sweep(tmp_path: Path, name: str, is_sweep: bool) -> None:
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "sweep.db").touch()
+    runs = RunWriter(tmp_path / name / "runs", BASE)
+    two = {key: LIKE_THE_PAPER[key] for key in ((4, "losses", 0.0), (4, "losses", 1.0))}
+    assert bool(paper_sweeps([selected_from(runs, two)])) == is_sweep
+
+
 def test_the_report_prints_each_claim(runs: RunWriter, capsys: pytest.CaptureFixture) -> None:
     selected_from(runs, LIKE_THE_PAPER)
     assert report.main([str(runs.root)]) == 0
