@@ -280,7 +280,7 @@ _EXPERIMENTS = (
         "in small: the regularizer's weight from 0 to 5 at K=4",
         Grid("small-cifar", (4,), ("losses",), (0.0, 1.0), _RATES),
         Grid("small-cifar", (4,), ("losses",), (0.0,), _LOWER),
-        Grid("small-cifar", (4,), ("losses",), (0.5, 2.0, 5.0), _TWO_RATES),
+        Grid("small-cifar", (4,), ("losses",), (0.5, 2.0, 5.0), _TWO_RATES, most_seeds=3),
     ),
     _small(
         "small-randaugment",
