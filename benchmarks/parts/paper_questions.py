@@ -218,6 +218,14 @@ QUESTIONS: Sequence[Question] = (
                 )
                 for weight, paper in ((1, "+1.8"), (0, "+0.9"))
             ),
+            *(
+                Comparison(
+                    f"{what}: K=4, λ=1 - K=1",
+                    point(4, kl_weight=1.0, epochs=80),
+                    point(1, epochs=80),
+                )
+                for what, point in (("RandAugment", _longer), ("batch norm", _norm_longer))
+            ),
         ],
     ),
     Question(
