@@ -74,9 +74,10 @@ _more = partial(Point, "small-data", epochs=80)
 _tuned = partial(Point, "small-finetune")
 _NORMED = "resnet18-16"
 _norm = partial(Point, "small-batchnorm", model=_NORMED)
-_norm_longer = partial(Point, "small-batchnorm-longer", model=_NORMED)
+NORM_LONGER = partial(Point, "small-batchnorm-longer", model=_NORMED)
 _strong = partial(Point, "small-randaugment")
-_longer = partial(Point, "small-randaugment-longer")
+STRONG_LONGER = partial(Point, "small-randaugment-longer")
+_LONGER = (("RandAugment", STRONG_LONGER), ("batch norm", NORM_LONGER))
 _SMALLER, _LARGER = "wrn-10-1", "wrn-16-2"
 
 
@@ -224,7 +225,7 @@ QUESTIONS: Sequence[Question] = (
                     point(4, kl_weight=1.0, epochs=80),
                     point(1, epochs=80),
                 )
-                for what, point in (("RandAugment", _longer), ("batch norm", _norm_longer))
+                for what, point in _LONGER
             ),
         ],
     ),
@@ -253,7 +254,7 @@ QUESTIONS: Sequence[Question] = (
                 point(4, kl_weight=weight, epochs=80),
                 point(1, epochs=320),
             )
-            for what, point in (("RandAugment", _longer), ("batch norm", _norm_longer))
+            for what, point in _LONGER
             for weight in (1, 0)
         ],
     ),
@@ -288,14 +289,14 @@ QUESTIONS: Sequence[Question] = (
             Comparison("K=4, λ=0 - K=1", _strong(4), _strong(1), "+1.0 (NFNet-F0, K=8)"),
             Comparison(
                 "K=4 for 320 epochs: λ=1 - λ=0",
-                _longer(4, kl_weight=1.0, epochs=320),
-                _longer(4, epochs=320),
+                STRONG_LONGER(4, kl_weight=1.0, epochs=320),
+                STRONG_LONGER(4, epochs=320),
                 "+0.6 (NFNet-F0)",
             ),
             Comparison(
                 "K=4, λ=0 - K=1, 320 epochs",
-                _longer(4, epochs=320),
-                _longer(1, epochs=320),
+                STRONG_LONGER(4, epochs=320),
+                STRONG_LONGER(1, epochs=320),
                 "+1.0 (NFNet-F0, K=8)",
             ),
         ],

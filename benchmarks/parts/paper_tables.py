@@ -13,7 +13,14 @@ from fastaug.experiments.difference import Difference, difference
 from fastaug.experiments.paper_figures import draw_figures
 from fastaug.experiments.plotting import Drawn, render
 from fastaug.experiments.selection import Chosen, select
-from parts.paper_questions import NOT_RUN, QUESTIONS, Comparison, Question
+from parts.paper_questions import (
+    NORM_LONGER,
+    NOT_RUN,
+    QUESTIONS,
+    STRONG_LONGER,
+    Comparison,
+    Question,
+)
 from parts.paper_record import Point, Record
 from parts.results import Table
 
@@ -189,8 +196,8 @@ def in_short(record: Record) -> list[str]:
 _REGIMES = {
     "1,024 images": partial(Point, "small-compute"),
     "4,096 images": partial(Point, "small-data"),
-    "1,024 images, batch norm": partial(Point, "small-batchnorm-longer", model="resnet18-16"),
-    "1,024 images, RandAugment": partial(Point, "small-randaugment-longer"),
+    "1,024 images, batch norm": NORM_LONGER,
+    "1,024 images, RandAugment": STRONG_LONGER,
     "256 images, fine-tuning": partial(Point, "small-finetune"),
 }
 """Where K=4 for 80 epochs was compared with K=1 for as long and for four times as long."""

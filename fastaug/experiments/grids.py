@@ -311,6 +311,7 @@ _EXPERIMENTS = (
         Grid("small-cifar-resnet18-16", (4,), ("logits",), (0.0,), _RATES),
         seeds=3,
     ),
+    # Four views for 80 epochs are far ahead of one with batch norm: also at equal compute?
     _small(
         "small-batchnorm-longer",
         "in small: a network with batch norm, at equal compute",

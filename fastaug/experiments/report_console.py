@@ -18,8 +18,8 @@ from fastaug.experiments.results import Skipped
 from fastaug.settings import flag
 
 MAX_ROWS = 20
-_MAX_NAME = 34
-"""Characters of a run's name that settings leave it at least."""
+_MIN_NAME = 32
+"""Characters that a long name keeps beside the settings."""
 _GAP = 2
 _MAX_EVIDENCE = 5
 _MAX_NOTES = 3
@@ -38,14 +38,14 @@ def show_comparison(comparison: Comparison, skipped: Sequence[Skipped]) -> None:
     states = {"state": [Text(one.run.short_progress) for one in shown]}
     names = {"run": [Text(one.name) for one in shown]}
     settings: dict[str, list[Text]] = {}
-    room = console.width - min(_width(names), _MAX_NAME) - _width(measures) - _width(states)
+    room = console.width - min(_width(names), _MIN_NAME + _GAP) - _width(measures) - _width(states)
     for name in comparison.differing:
         column = {flag(name): [Text(one.settings[name]) for one in shown]}
         if _width(column) <= room:
             settings |= column
             room -= _width(column)
     left = console.width - _width(settings) - _width(measures) - _width(states) - _GAP
-    names = {"run": [_end_of(one.name, max(left, _MAX_NAME)) for one in shown]}
+    names = {"run": [_end_of(one.name, max(left, _MIN_NAME)) for one in shown]}
     table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0))
     columns = names | settings | measures | states
     for title in columns:

@@ -459,15 +459,21 @@ def test_many_runs_are_colored_by_a_setting(
     assert named == [f"run-{place:02}" for place in reversed(range(5, MAX_ROWS + 5))], "newest"
 
 
+# From 82 characters on there is room for --seed, too.
+@pytest.mark.parametrize("width", [80, 81, 82, 83, 120])
 def test_a_long_name_leaves_room_for_the_measures(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    width: int,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("COLUMNS", str(width))
     for seed in range(2):
         folder = tmp_path / f"{'long-' * 20}s{seed}"
         write_run(folder, PLAIN.replace(seed=seed), measures(0.9))
     written(tmp_path)
-    _, *rows = [line.split() for line in capsys.readouterr().out.splitlines()[:3]]
+    head, *rows = [line.split() for line in capsys.readouterr().out.splitlines()[:3]]
+    assert ("--seed" in head) == (width >= 82)
     assert {row[0][-8:] for row in rows} == {"-long-s0", "-long-s1"}
     assert all("90.0%" in row and row[-1] == "finished" for row in rows)
 
